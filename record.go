@@ -1,0 +1,137 @@
+package tap
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// The kinds of record, as they stand in Record.Kind and in the header X-Tap-Record.
+const (
+	kindRequest  = "request"
+	kindResponse = "response"
+	kindExchange = "exchange"
+)
+
+// redacted stands in a record for the value of a header that is listed in `redactHeaders`.
+const redacted = "REDACTED"
+
+// Record is what is delivered to an endpoint: one JSON object for a request, a response, or both.
+type Record struct {
+	// ID is 32 hex digits of 16 random bytes, the same in every record of one exchange.
+	ID string `json:"id"`
+	// Kind is request, response or exchange.
+	Kind string `json:"kind"`
+	// Time is when the request was received, in UTC, the same in every record of one exchange.
+	Time time.Time `json:"time"`
+	// TraceID is the id of the W3C trace that the request belongs to: Traefik's own where its tracing is on, else the client's.
+	// Absent when there is none.
+	TraceID string `json:"traceId,omitempty"`
+	// Request is absent in response records, unless `requestHeaders` asks for it.
+	Request *Request `json:"request,omitempty"`
+	// Response is absent in request records.
+	Response *Response `json:"response,omitempty"`
+}
+
+// Request is a request as it arrived at the middleware, before anything behind it has changed it.
+type Request struct {
+	Method string `json:"method"`
+	// URL is the request URI as received, path and query, byte for byte.
+	URL   string `json:"url"`
+	Host  string `json:"host"`
+	Proto string `json:"proto"`
+	// RemoteAddr is the peer's address, verbatim. Absent in response records.
+	RemoteAddr string      `json:"remoteAddr,omitempty"`
+	Headers    http.Header `json:"headers,omitempty"`
+	// Body is what the backend has read of the body, base64 in JSON. Absent when empty or not recorded.
+	Body []byte `json:"body,omitempty"`
+	// BodyTruncated says that the body was longer than Body: it was over the limit, or was not read to its end.
+	BodyTruncated bool `json:"bodyTruncated,omitempty"`
+}
+
+// Response is a response as it was when its final status was written.
+type Response struct {
+	Status  int         `json:"status"`
+	Headers http.Header `json:"headers,omitempty"`
+	// Body is what was written of the body, base64 in JSON. Absent when empty or not recorded.
+	Body []byte `json:"body,omitempty"`
+	// BodyTruncated says that the body was longer than Body.
+	BodyTruncated bool `json:"bodyTruncated,omitempty"`
+	// Duration is the time from the request's reception to the end of the response in nanoseconds; with
+	// `rejectOnRecordError`, to the moment its record was complete.
+	Duration time.Duration `json:"duration"`
+	// Aborted says that the response ended early, because whatever made it gave up.
+	Aborted bool `json:"aborted,omitempty"`
+}
+
+// describeRequest returns all of a request but its body.
+func describeRequest(req *http.Request, redact []string) *Request {
+	return &Request{
+		Method:     req.Method,
+		URL:        req.RequestURI,
+		Host:       req.Host,
+		Proto:      req.Proto,
+		RemoteAddr: req.RemoteAddr,
+		Headers:    redactHeaders(req.Header.Clone(), redact),
+	}
+}
+
+// requestLine returns the request object of a response record: the request line and those of its headers that are named.
+func requestLine(request *Request, names []string) *Request {
+	headers := http.Header{}
+	for _, name := range names {
+		if values := request.Headers[name]; values != nil {
+			headers[name] = values
+		}
+	}
+
+	return &Request{
+		Method:  request.Method,
+		URL:     request.URL,
+		Host:    request.Host,
+		Proto:   request.Proto,
+		Headers: headers,
+	}
+}
+
+// redactHeaders takes the values of the named headers out of headers, which it changes. Their number stays.
+func redactHeaders(headers http.Header, names []string) http.Header {
+	for _, name := range names {
+		if values := headers[name]; len(values) > 0 {
+			headers[name] = strings.Split(strings.Repeat(redacted+",", len(values)-1)+redacted, ",")
+		}
+	}
+
+	return headers
+}
+
+// encode returns the JSON of a record.
+func encode(record *Record) ([]byte, error) {
+	payload, err := json.Marshal(record)
+	// A trailer may stand among the headers before the status is written. One search of the whole
+	// costs less than a look at every header name.
+	if err == nil && bytes.Contains(payload, trailerKey) {
+		return encodeWithoutTrailers(record)
+	}
+
+	return payload, err
+}
+
+// trailerKey is how a header name that starts with http.TrailerPrefix begins in JSON.
+var trailerKey = []byte(`"` + http.TrailerPrefix)
+
+func encodeWithoutTrailers(record *Record) ([]byte, error) {
+	if record.Response != nil {
+		headers := http.Header{}
+		for name, values := range record.Response.Headers {
+			if !strings.HasPrefix(name, http.TrailerPrefix) {
+				headers[name] = values
+			}
+		}
+		record.Response.Headers = headers
+	}
+
+	return json.Marshal(record)
+}

@@ -1,0 +1,596 @@
+// Package tap is a Traefik middleware plugin that copies every request and response which passes a router into JSON records,
+// and delivers them to an endpoint.
+package tap
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	defaultMaxRecordBodySize = 64 << 10
+	defaultTimeout           = 10 * time.Second
+)
+
+// defaultRedactHeaders are the headers that carry credentials: RFC 9110, sections 11.6.2 and 11.7.2, and RFC 6265.
+const defaultRedactHeaders = "Authorization,Proxy-Authorization,Cookie,Set-Cookie"
+
+// Config is what the user writes under `plugin.tap`. At least one of Request, Response and Exchange is set.
+type Config struct {
+	// RedactHeaders names the headers whose values are not recorded, in any letter case. Default Authorization,
+	// Proxy-Authorization, Cookie and Set-Cookie; an empty list records all values.
+	RedactHeaders []string `json:"redactHeaders,omitempty"`
+	// Request records requests. Nil: no such records.
+	Request *RecordConfig `json:"request,omitempty"`
+	// Response records responses. Nil: no such records.
+	Response *RecordConfig `json:"response,omitempty"`
+	// Exchange records requests together with their responses, in one record. Nil: no such records.
+	Exchange *RecordConfig `json:"exchange,omitempty"`
+	// Unknown collects the options that do not exist. New refuses them.
+	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
+}
+
+// RecordConfig is what the user writes about one kind of record.
+type RecordConfig struct {
+	// Service is the http or https URL of the endpoint. It may have a path, which Path follows. Required.
+	Service []string `json:"service,omitempty"`
+	// Path is where records are POSTed. It may carry a query string; a missing slash in front is added. Default: the path of
+	// Service, or "/".
+	Path string `json:"path,omitempty"`
+	// Headers are sent with every record.
+	Headers map[string]string `json:"headers,omitempty"`
+	// Timeout bounds the whole delivery of one record. A Go duration, or a number of seconds; default 10s, 0: no limit.
+	Timeout string `json:"timeout,omitempty"`
+	// RecordBody puts bodies into the records. Default false.
+	RecordBody bool `json:"recordBody,omitempty"`
+	// MaxRecordBodySize is how many bytes of a body are recorded. Default 65536; 0: none, -1: no limit.
+	MaxRecordBodySize *int64 `json:"maxRecordBodySize,omitempty"`
+	// MaxBodySize is how many bytes of a body are held in memory. Default -1: no limit. Records are cut there; but where
+	// RejectOnRecordError is set and MaxRecordBodySize is -1, larger requests get 413 and larger responses are replaced by 500.
+	MaxBodySize *int64 `json:"maxBodySize,omitempty"`
+	// RejectOnRecordError serves nothing whose record was not accepted: the client gets 500 instead. Default false.
+	RejectOnRecordError bool `json:"rejectOnRecordError,omitempty"`
+	// RequestHeaders adds the request line and these headers of the request to response records. Only under Response.
+	RequestHeaders []string `json:"requestHeaders,omitempty"`
+	// Unknown collects the options that do not exist. New refuses them.
+	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
+}
+
+// CreateConfig returns an empty Config. Defaults are applied by New: the decoder would merge the user's lists into them.
+func CreateConfig() *Config {
+	return &Config{}
+}
+
+// New returns the middleware. It neither dials nor blocks, and what it takes of the process is given back when ctx is done.
+// The error names the option that is wrong as the user typed it.
+func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
+	h := &handler{
+		next:   next,
+		name:   name,
+		redact: spellings(config.RedactHeaders),
+	}
+	if config.RedactHeaders == nil {
+		h.redact = spellings(strings.Split(defaultRedactHeaders, ","))
+	}
+
+	if err := refuseUnknown("", config.Unknown); err != nil {
+		return nil, err
+	}
+	if config.Request == nil && config.Response == nil && config.Exchange == nil {
+		return nil, errors.New("one of request, response and exchange is needed: nothing would be recorded")
+	}
+
+	var err error
+	if h.request, err = newKind(kindRequest, config.Request); err != nil {
+		return nil, err
+	}
+	if h.response, err = newKind(kindResponse, config.Response); err != nil {
+		return nil, err
+	}
+	if h.exchange, err = newKind(kindExchange, config.Exchange); err != nil {
+		return nil, err
+	}
+	decide(h)
+
+	// Only now that nothing can fail any more: an endpoint is held until ctx is done.
+	for _, k := range []*kind{h.request, h.response, h.exchange} {
+		if k != nil {
+			k.endpoint = acquireEndpoint(ctx, k.settings)
+		}
+	}
+
+	return h, nil
+}
+
+// kind is one kind of record, as configured.
+type kind struct {
+	name     string
+	settings endpointSettings
+	endpoint *endpoint
+	// limit is how many bytes of a body are recorded; 0 when bodies are not.
+	limit int64
+	// max is how many bytes a body may have. With more it is refused.
+	max            int64
+	reject         bool
+	requestHeaders []string
+}
+
+// newKind returns nil where the user wrote nothing about a kind.
+func newKind(name string, config *RecordConfig) (*kind, error) {
+	if config == nil {
+		return nil, nil //nolint:nilnil // No such records is no error.
+	}
+
+	if err := refuseUnknown(name+".", config.Unknown); err != nil {
+		return nil, err
+	}
+	if len(config.RequestHeaders) > 0 && name != kindResponse {
+		return nil, fmt.Errorf("%s.requestHeaders: only response records take it, the others have all headers of the request", name)
+	}
+	settings, err := parseSettings(name, config)
+	if err != nil {
+		return nil, err
+	}
+	recordSize, err := parseSize(name+".maxRecordBodySize", config.MaxRecordBodySize, defaultMaxRecordBodySize)
+	if err != nil {
+		return nil, err
+	}
+	bodySize, err := parseSize(name+".maxBodySize", config.MaxBodySize, unlimited)
+	if err != nil {
+		return nil, err
+	}
+
+	k := &kind{
+		name:           name,
+		settings:       settings,
+		max:            unlimited,
+		reject:         config.RejectOnRecordError,
+		requestHeaders: canonical(config.RequestHeaders),
+	}
+	if config.RecordBody {
+		k.limit = recordSize
+		if bodySize < k.limit {
+			k.limit = bodySize
+		}
+		if k.reject && recordSize == unlimited {
+			k.max = bodySize
+		}
+	}
+
+	return k, nil
+}
+
+func parseSize(option string, size *int64, byDefault int64) (int64, error) {
+	if size == nil {
+		return byDefault, nil
+	}
+	if *size < -1 {
+		return 0, fmt.Errorf("%s: %d is neither a number of bytes nor -1 for no limit", option, *size)
+	}
+	if *size == -1 || *size > unlimited {
+		return unlimited, nil
+	}
+
+	return *size, nil
+}
+
+// parseDuration takes a Go duration or a number of seconds, as Traefik's own options do.
+func parseDuration(option, text string, byDefault time.Duration) (time.Duration, error) {
+	text = strings.TrimSpace(text)
+	if text == "" {
+		return byDefault, nil
+	}
+
+	duration, err := time.ParseDuration(text)
+	if seconds, numberErr := strconv.ParseInt(text, 10, 32); numberErr == nil {
+		duration, err = time.Duration(seconds)*time.Second, nil
+	}
+	if err != nil || duration < 0 {
+		return 0, fmt.Errorf("%s: %q is not a duration such as 500ms or 10s", option, text)
+	}
+
+	return duration, nil
+}
+
+func refuseUnknown(prefix string, unknown map[string]interface{}) error {
+	if len(unknown) == 0 {
+		return nil
+	}
+
+	names := make([]string, 0, len(unknown))
+	for name := range unknown {
+		names = append(names, prefix+name)
+	}
+	sort.Strings(names)
+
+	return fmt.Errorf("%s: no such option", strings.Join(names, ", "))
+}
+
+// canonical returns header names as they stand in an http.Header.
+func canonical(names []string) []string {
+	var all []string
+	for _, name := range names {
+		if name = strings.TrimSpace(name); name != "" {
+			all = append(all, http.CanonicalHeaderKey(name))
+		}
+	}
+
+	return all
+}
+
+// spellings returns header names as they may stand in an http.Header: what comes from the network is canonical, but a
+// middleware may have written another spelling into the map.
+func spellings(names []string) []string {
+	var all []string
+	for _, name := range canonical(names) {
+		all = append(all, name)
+		if lower := strings.ToLower(name); lower != name {
+			all = append(all, lower)
+		}
+	}
+
+	return all
+}
+
+// handler is the middleware.
+type handler struct {
+	next   http.Handler
+	name   string
+	redact []string
+
+	// A kind is nil when it is not recorded.
+	request, response, exchange *kind
+
+	// What follows is derived from the kinds, so that no request has to.
+
+	// describesRequest says that a record has something of the request.
+	describesRequest bool
+	// requestRoom and responseRoom are how many bytes of a body are copied, for the kind that wants most.
+	requestRoom, responseRoom int64
+	// copiesBody says that request bodies are copied or read ahead.
+	copiesBody bool
+	// sendsRequest says that request records are sent while the backend works.
+	sendsRequest bool
+	// requestMax is how many bytes a request body may have.
+	requestMax int64
+	// readAhead is how many bytes of a request body are read before the handler is called; -1: none.
+	readAhead int64
+	// admits says that a request may be refused before the handler is called.
+	admits bool
+	// holds says that responses are held until their record is accepted: for at most holdLimit bytes of the body, which may
+	// have holdMax.
+	holds              bool
+	holdLimit, holdMax int64
+
+	tracing tracing
+}
+
+// decide derives what the kinds mean for every exchange.
+func decide(h *handler) {
+	h.requestMax, h.holdMax, h.readAhead = unlimited, unlimited, -1
+
+	if k := h.request; k != nil {
+		h.describesRequest = true
+		h.requestRoom = k.limit
+		if k.reject {
+			h.admits = true
+			h.requestMax = k.max
+			if k.limit > 0 || k.max < unlimited {
+				h.readAhead = k.limit
+			}
+		}
+	}
+	if k := h.response; k != nil {
+		h.describesRequest = h.describesRequest || len(k.requestHeaders) > 0
+		decideHold(h, k)
+	}
+	if k := h.exchange; k != nil {
+		h.describesRequest = true
+		h.requestRoom = larger(h.requestRoom, k.limit)
+		if k.max < unlimited {
+			// A body that must be recorded whole or not served is read to its end before the backend gets any of it.
+			h.admits = true
+			h.readAhead = larger(h.readAhead, k.max)
+			h.requestMax = smaller(h.requestMax, k.max)
+		}
+		decideHold(h, k)
+	}
+
+	h.sendsRequest = h.request != nil && !h.request.reject
+	h.copiesBody = h.requestRoom > 0 || h.readAhead >= 0
+}
+
+func decideHold(h *handler, k *kind) {
+	h.responseRoom = larger(h.responseRoom, k.limit)
+	if k.reject {
+		h.holds = true
+		h.holdLimit = larger(h.holdLimit, k.limit)
+		h.holdMax = smaller(h.holdMax, k.max)
+	}
+}
+
+func larger(a, b int64) int64 {
+	if a > b {
+		return a
+	}
+
+	return b
+}
+
+func smaller(a, b int64) int64 {
+	if a < b {
+		return a
+	}
+
+	return b
+}
+
+// exchange is one request and its response on their way through the middleware.
+type exchange struct {
+	handler  *handler
+	id       string
+	received time.Time
+	traceID  string
+	// request is nil when no record has anything of it.
+	request *Request
+	// body is nil when the request has none, or none of it is recorded.
+	body   *requestBody
+	writer *responseWriter
+	// headers are the response's, as they are recorded.
+	headers http.Header
+
+	// returned says that the handler has returned, rather than panicked.
+	returned bool
+	// aborted says that the response ended early, because the handler panicked.
+	aborted bool
+	// asked says that the endpoint was asked whether a held response may be served: its records are delivered.
+	asked bool
+	// sending counts the records that are being delivered in goroutines of their own.
+	sending sync.WaitGroup
+}
+
+// ServeHTTP implements http.Handler.
+func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	x := &exchange{handler: h, id: newID(), received: now().UTC(), traceID: traceID(h, req)}
+	if h.describesRequest {
+		x.request = describeRequest(req, h.redact)
+	}
+	if h.copiesBody && req.ContentLength != 0 && req.Body != nil && req.Body != http.NoBody {
+		copyBody(x, req)
+	}
+
+	if h.admits && !admit(x, rw, req) {
+		return
+	}
+	if h.sendsRequest && (x.body == nil || h.request.limit == 0) {
+		sendApart(x, h.request)
+	}
+
+	vary := rw.Header()["Vary"]
+	x.writer = &responseWriter{rw: rw, room: h.responseRoom, negotiated: vary != nil && negotiates(vary), length: -1}
+	if h.holds {
+		holdBack(x)
+	}
+
+	defer func() {
+		if x.returned {
+			return
+		}
+		if refused(x.writer) {
+			// The proxy gives up in this way when it cannot write on. The client has its answer, and its connection stays usable.
+			_ = recover()
+			finish(x)
+		} else {
+			abandon(x)
+		}
+	}()
+	h.next.ServeHTTP(x.writer, req)
+	x.returned = true
+
+	finish(x)
+}
+
+// copyBody puts a copying body in the place of the request's.
+func copyBody(x *exchange, req *http.Request) {
+	h := x.handler
+	x.body = &requestBody{original: req.Body, length: req.ContentLength, limit: h.requestRoom, recordable: -1}
+	if h.sendsRequest && h.request.limit > 0 {
+		x.body.recordable = h.request.limit
+		x.body.recorded = func() { sendApart(x, h.request) }
+	}
+	req.Body = x.body
+}
+
+// admit decides whether a request may go on, and answers it where it may not: nothing that must be recorded whole is larger
+// than what is recorded, and nothing that must be recorded goes on before its record is accepted.
+func admit(x *exchange, rw http.ResponseWriter, req *http.Request) bool {
+	h := x.handler
+	if req.ContentLength > h.requestMax {
+		serveError(rw, http.StatusRequestEntityTooLarge)
+
+		return false
+	}
+
+	if x.body != nil && h.readAhead >= 0 {
+		if err := readAhead(x.body, h.readAhead); err != nil {
+			serveError(rw, http.StatusBadRequest)
+
+			return false
+		}
+		if x.body.read > h.requestMax {
+			serveError(rw, http.StatusRequestEntityTooLarge)
+
+			return false
+		}
+		// Reading has answered it.
+		req.Header.Del("Expect")
+	}
+
+	if h.request != nil && h.request.reject && !deliver(x, h.request) {
+		serveError(rw, http.StatusInternalServerError)
+
+		return false
+	}
+
+	return true
+}
+
+// negotiates says whether something in front has announced that the response depends on Accept-Encoding.
+func negotiates(vary []string) bool {
+	return strings.Contains(strings.ToLower(strings.Join(vary, ",")), "accept-encoding")
+}
+
+// holdBack keeps the response from the client until its records are accepted.
+func holdBack(x *exchange) {
+	x.writer.hold = &hold{
+		limit:  x.handler.holdLimit,
+		max:    x.handler.holdMax,
+		accept: func() bool { return acceptResponse(x) },
+		before: x.writer.rw.Header().Clone(),
+	}
+}
+
+// acceptResponse delivers the records without which a response must not be served.
+func acceptResponse(x *exchange) bool {
+	x.asked = true
+	settle(x.writer)
+	// A copy: the client is to get the real values.
+	x.headers = redactHeaders(x.writer.header.Clone(), x.handler.redact)
+
+	response, exchange := x.handler.response, x.handler.exchange
+	if response != nil && response.reject && !deliver(x, response) {
+		return false
+	}
+
+	return exchange == nil || !exchange.reject || deliver(x, exchange)
+}
+
+// refused says whether the client got an error in the place of the response.
+func refused(w *responseWriter) bool {
+	return w.hold != nil && w.hold.refused
+}
+
+// finish releases what is still held, lets the client have all of the response, and delivers the records that are left.
+func finish(x *exchange) {
+	w := x.writer
+	if w.hold != nil && !w.hold.refused && accepted(w) {
+		_ = release(w, w.body)
+	}
+	settle(w)
+	flushWhole(w)
+	deliverRest(x)
+}
+
+// abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once.
+func abandon(x *exchange) {
+	x.aborted = true
+	settle(x.writer)
+	go deliverRest(x)
+}
+
+// deliverRest delivers the records that have not been yet, and returns when all are delivered.
+func deliverRest(x *exchange) {
+	h := x.handler
+	if x.body != nil && freeze(x.body) {
+		sendApart(x, h.request)
+	}
+	x.headers = redactHeaders(x.writer.header, h.redact)
+
+	response, exchange := h.response, h.exchange
+	if response != nil && response.reject && isDecided(x) {
+		response = nil
+	}
+	if exchange != nil && exchange.reject && isDecided(x) {
+		exchange = nil
+	}
+	if response != nil && exchange != nil {
+		sendApart(x, response)
+		response = nil
+	}
+	if response != nil {
+		deliver(x, response)
+	}
+	if exchange != nil {
+		deliver(x, exchange)
+	}
+
+	x.sending.Wait()
+}
+
+// isDecided says that the records of a held response have been delivered, or are not to be.
+func isDecided(x *exchange) bool {
+	return x.asked || refused(x.writer)
+}
+
+// sendApart delivers a record in a goroutine of its own; deliverRest waits for it.
+func sendApart(x *exchange, k *kind) {
+	x.sending.Add(1)
+	go func() {
+		deliver(x, k)
+		x.sending.Done()
+	}()
+}
+
+// deliver builds a record and sends it. It returns whether the record was accepted; where it was not, that is logged.
+func deliver(x *exchange, k *kind) bool {
+	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID}
+	if k.name != kindResponse {
+		request := *x.request
+		if x.body != nil && k.limit > 0 {
+			request.Body, request.BodyTruncated = bodyRead(x.body, k.limit)
+		}
+		record.Request = &request
+	} else if len(k.requestHeaders) > 0 {
+		record.Request = requestLine(x.request, k.requestHeaders)
+	}
+	if k.name != kindRequest {
+		record.Response = describeResponse(x, k)
+	}
+
+	payload, err := encode(record)
+	if err == nil {
+		err = send(k.endpoint, k.name, x.id, payload)
+	}
+	if err != nil {
+		report(k.endpoint, k.name, x.handler.name, err)
+	}
+
+	return err == nil
+}
+
+func describeResponse(x *exchange, k *kind) *Response {
+	response := &Response{
+		Status:   statusWritten(x.writer),
+		Headers:  x.headers,
+		Duration: now().Sub(x.received),
+		Aborted:  x.aborted,
+	}
+	if k.limit > 0 {
+		response.Body, response.BodyTruncated = bodyWritten(x.writer, k.limit)
+	}
+
+	return response
+}
+
+// now and newID are variables so that tests can fix the time and the id of a record.
+var (
+	now   = time.Now
+	newID = randomID
+)
+
+// randomID returns 32 hex digits of 16 random bytes.
+func randomID() string {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // Fails only on a system without randomness, where nothing else of net/http works either.
+
+	return hex.EncodeToString(b)
+}
