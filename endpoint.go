@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"math/rand"
+	"net"
 	"net/http"
-	"net/url"
-	"regexp"
-	"sort"
-	"strings"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,117 +21,41 @@ const (
 	maxIdleConnections = 512
 	// idleTimeout is how long a connection is kept. Node.js and Apache httpd close theirs after 5 s, most others later.
 	idleTimeout = 4 * time.Second
+	// dialTimeout is how long it may take to connect.
+	dialTimeout = 10 * time.Second
 	// maxAnswer is how many bytes of an answer are read, so that its connection can be used again. A longer answer costs its connection.
 	maxAnswer = 64 << 10
-	// logInterval is the least time between two lines in the log about one endpoint.
-	logInterval = time.Second
+
+	// shortestPause and longestDialPause bound the time in which nobody dials a target that is down.
+	shortestPause    = 50 * time.Millisecond
+	longestDialPause = time.Second
+	// longestPause is the most time for which a target that has failed is passed over while another one is up.
+	longestPause = 30 * time.Second
+	// cutsUntilDown is how many connections in a row a target may cut before it has answered: then it counts as down.
+	cutsUntilDown = 5
 )
 
-// endpointSettings is all that makes one endpoint differ from another.
-type endpointSettings struct {
-	url     string
-	headers http.Header
-	timeout time.Duration
-}
-
-// headerName and headerValue are what may stand in an HTTP header: RFC 9110, sections 5.1 and 5.5.
-var (
-	headerName  = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
-	headerValue = regexp.MustCompile(`^[^\x00-\x08\x0a-\x1f\x7f]*$`)
-)
-
-// ownHeaders are set by the tap on every record.
-var ownHeaders = []string{"Content-Type", "Content-Length", "Idempotency-Key", "Transfer-Encoding", "X-Tap-Id", "X-Tap-Record"}
-
-// parseSettings reads what a kind of record says about its endpoint. Errors name the option, and nothing secret.
-func parseSettings(name string, config *RecordConfig) (endpointSettings, error) {
-	settings := endpointSettings{headers: http.Header{}}
-
-	if len(config.Service) == 0 {
-		return settings, fmt.Errorf("%s.service: the URL of the endpoint is missing", name)
-	}
-	if len(config.Service) > 1 {
-		return settings, fmt.Errorf("%s.service: only one URL is supported", name)
-	}
-	target, err := parseURL(name, strings.TrimSpace(config.Service[0]), strings.TrimSpace(config.Path))
-	if err != nil {
-		return settings, err
-	}
-	for header, value := range config.Headers {
-		if err := checkHeader(name+".headers", header, value); err != nil {
-			return settings, err
-		}
-		settings.headers.Set(header, value)
-	}
-	if user := target.User; user != nil {
-		password, _ := user.Password()
-		basic := &http.Request{Header: settings.headers}
-		basic.SetBasicAuth(user.Username(), password)
-		target.User = nil
-	}
-	settings.url = target.String()
-	settings.timeout, err = parseDuration(name+".timeout", config.Timeout, defaultTimeout)
-
-	return settings, err
-}
-
-// parseURL returns the URL that records are POSTed to. What it says of a wrong one must not repeat it: there may be a password in it.
-func parseURL(name, service, path string) (*url.URL, error) {
-	base, err := url.Parse(service)
-	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Hostname() == "" {
-		return nil, fmt.Errorf("%s.service: not an http or https URL with a host", name)
-	}
-	if base.RawQuery != "" || base.ForceQuery || base.Fragment != "" {
-		return nil, fmt.Errorf("%s.service: a query string belongs into %s.path, and a fragment nowhere", name, name)
-	}
-
-	if path == "" {
-		if base.Path == "" {
-			base.Path = "/"
-		}
-
-		return base, nil
-	}
-	if !strings.HasPrefix(path, "/") {
-		path = "/" + path
-	}
-	// Joined as text: the query string, and what is escaped on either side, stay as they are.
-	target, err := url.Parse(strings.TrimSuffix(service, "/") + path)
-	if err != nil || target.Fragment != "" {
-		return nil, fmt.Errorf("%s.path: not a path with an optional query string", name)
-	}
-
-	return target, nil
-}
-
-func checkHeader(option, name, value string) error {
-	if !headerName.MatchString(name) {
-		return fmt.Errorf("%s: %q is not the name of a header", option, name)
-	}
-	if !headerValue.MatchString(value) {
-		return fmt.Errorf("%s: the value of %s has a character that a header cannot have", option, name)
-	}
-	for _, own := range ownHeaders {
-		if strings.EqualFold(name, own) {
-			return fmt.Errorf("%s: %s is set by the tap itself", option, name)
-		}
-	}
-
-	return nil
-}
-
-// endpoint delivers records to one URL. All instances of the middleware with the same settings share one.
+// endpoint delivers records to one URL, or to one of several. All instances of the middleware with the same settings share one.
 type endpoint struct {
-	settings  endpointSettings
-	header    http.Header
-	host      string
-	transport *http.Transport
+	settings endpointSettings
+	targets  []*target
+	// single says that a POST is tried once at one target, and that is all.
+	single bool
+	// header stands on every POST of one record, batchHeader on every POST of a batch.
+	header, batchHeader http.Header
+	host                string
 
 	// holders counts the instances that use the endpoint; endpointsMu guards it.
 	holders int
 	// released says that no instance does any more. Traefik says so before the last requests have ended: they are still delivered.
 	released atomic.Bool
 
+	// mu guards the order of the targets.
+	mu sync.Mutex
+	// preferred is the target that worked last.
+	preferred int
+
+	queue    queue
 	failures failures
 }
 
@@ -173,145 +95,430 @@ func releaseEndpoint(key string, e *endpoint) {
 
 	if last {
 		e.released.Store(true)
-		e.transport.CloseIdleConnections()
+		closeIdle(e)
 	}
 }
 
-// endpointKey is the same for the same settings, and for no others.
-func endpointKey(settings endpointSettings) string {
-	names := make([]string, 0, len(settings.headers))
-	for name := range settings.headers {
-		names = append(names, name)
+func closeIdle(e *endpoint) {
+	for _, t := range e.targets {
+		t.transport.CloseIdleConnections()
 	}
-	sort.Strings(names)
-
-	key := fmt.Sprintf("%q %d", settings.url, settings.timeout)
-	for _, name := range names {
-		key += fmt.Sprintf(" %q: %q", name, settings.headers[name])
-	}
-
-	return key
 }
 
 func newEndpoint(settings endpointSettings) *endpoint {
-	header := settings.headers.Clone()
-	header.Set("Content-Type", "application/json")
+	e := &endpoint{
+		settings:    settings,
+		single:      settings.attempts == 1 && len(settings.targets) == 1,
+		header:      settings.headers.Clone(),
+		batchHeader: settings.headers.Clone(),
+		host:        settings.headers.Get("Host"),
+	}
+	e.header.Set("Content-Type", "application/json")
+	e.batchHeader.Set("Content-Type", "application/x-ndjson")
+	e.batchHeader.Set("X-Tap-Record", "batch")
+	e.queue.slots = slotsFor(settings)
+	for _, s := range settings.targets {
+		e.targets = append(e.targets, newTarget(s, settings))
+	}
 
-	// The default transport of Traefik's process: proxies from the environment, HTTP/2 over TLS.
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true
-	transport.MaxIdleConns = 0
-	transport.MaxIdleConnsPerHost = maxIdleConnections
-	transport.IdleConnTimeout = idleTimeout
-
-	return &endpoint{settings: settings, header: header, host: header.Get("Host"), transport: transport}
+	return e
 }
 
-// send delivers one record, and returns nil when the endpoint has accepted it: with a status below 400.
-//
-// The round trip is the transport's, not a client's, which would follow redirects. An Idempotency-Key tells the transport that it
-// may send the record again when a connection turns out to be stale.
-func send(e *endpoint, kind, id string, payload []byte) error {
-	ctx, cancel := context.Background(), context.CancelFunc(nil)
-	if e.settings.timeout > 0 {
-		ctx, cancel = context.WithTimeout(ctx, e.settings.timeout)
+// send delivers a record of a source, or hands it over where nobody waits for it, and counts what came of it. The error is nil when the
+// record was accepted or handed over. Rejects says that something is not served when it is not.
+func send(s *source, id string, payload []byte, rejects bool) error {
+	e := s.endpoint
+	if e.settings.maxPending > 0 {
+		return handOver(s, id, payload)
+	}
+
+	started := time.Now()
+	var err error
+	if e.settings.maxBatch > 1 {
+		err = commit(e, s.kind, id, payload)
+	} else {
+		d := &delivery{payload: payload, kind: s.kind, id: id}
+		if e.settings.timeout > 0 {
+			d.deadline = started.Add(e.settings.timeout)
+		}
+		err = post(e, d)
+	}
+	account(s, err, len(payload), started, rejects)
+
+	return err
+}
+
+// delivery is one POST: a record, or a batch of them.
+type delivery struct {
+	payload []byte
+	// batch says that payload is a batch, one record a line; kind and id are then those of its first record.
+	batch    bool
+	kind, id string
+	// deadline is when the answer must have come; the zero time: whenever.
+	deadline time.Time
+}
+
+// answer is what came of an attempt: a status and perhaps the time to wait before the next one, or an error.
+type answer struct {
+	status     int
+	retryAfter string
+	err        error
+}
+
+// post delivers, and returns nil when the endpoint has accepted: with a status below 400. Redirects are not followed.
+func post(e *endpoint, d *delivery) error {
+	ctx := context.Background()
+	var cancel context.CancelFunc
+	if !d.deadline.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, d.deadline)
 		defer cancel()
 	}
 
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.settings.url, bytes.NewReader(payload))
-	if err != nil {
-		return err
+	var a answer
+	if e.single {
+		a = attempt(ctx, e, e.targets[0], d)
+	} else {
+		a = persist(ctx, e, d)
 	}
-	req.Header = e.header.Clone()
-	req.Header["X-Tap-Id"] = []string{id}
-	req.Header["X-Tap-Record"] = []string{kind}
-	req.Header["Idempotency-Key"] = []string{id + "-" + kind}
-	if e.host != "" {
-		req.Host = e.host
-	}
-
-	status, err := roundTrip(e, req)
 	if e.released.Load() {
-		e.transport.CloseIdleConnections()
+		closeIdle(e)
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("tap service gave no answer within %s", e.settings.timeout)
-	}
-	if err != nil {
-		return err
-	}
-	if status < 200 || status >= 400 {
-		return fmt.Errorf("tap service returned %d", status)
+	if a.err != nil || a.status >= 400 || a.status < 200 {
+		return refusal(e, a)
 	}
 
 	return nil
 }
 
-// roundTrip returns the status of an answer. Once that has come, nothing that happens to the rest of the answer changes it.
-func roundTrip(e *endpoint, req *http.Request) (int, error) {
-	resp, err := e.transport.RoundTrip(req)
-	if err != nil {
-		return 0, err
+// refusal tells why a record was not accepted.
+func refusal(e *endpoint, a answer) error {
+	if errors.Is(a.err, context.DeadlineExceeded) {
+		return fmt.Errorf("tap service gave no answer within %s", e.settings.timeout)
+	}
+	if a.err != nil {
+		return a.err
 	}
 
+	return fmt.Errorf("tap service returned %d", a.status)
+}
+
+// attempt makes one POST to one target. The round trip is the transport's, not a client's, which would follow redirects.
+func attempt(ctx context.Context, e *endpoint, t *target, d *delivery) answer {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.settings.url, bytes.NewReader(d.payload))
+	if err != nil {
+		return answer{err: err}
+	}
+
+	// The key says that the endpoint can tell a record that comes twice. The transport takes it for the permission to send again when
+	// a connection turns out to be stale.
+	if d.batch {
+		req.Header = e.batchHeader.Clone()
+		req.Header["Idempotency-Key"] = []string{d.id + "-" + d.kind + "-batch"}
+	} else {
+		req.Header = e.header.Clone()
+		req.Header["X-Tap-Id"] = []string{d.id}
+		req.Header["X-Tap-Record"] = []string{d.kind}
+		req.Header["Idempotency-Key"] = []string{d.id + "-" + d.kind}
+	}
+	if t.settings.authorization != "" {
+		authorize(req, t.settings.authorization)
+	}
+	if e.host != "" {
+		req.Host = e.host
+	}
+
+	resp, err := t.transport.RoundTrip(req)
+	if err != nil {
+		noteCut(&t.gate, err)
+
+		return answer{err: err}
+	}
+	if t.gate.trouble.Load() {
+		openGate(&t.gate)
+	}
+
+	// The status has come: nothing that happens to the rest of the answer changes it.
 	if resp.ContentLength != 0 {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer)
 	}
 	_ = resp.Body.Close()
 
-	return resp.StatusCode, nil
+	return answer{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
 }
 
-// failures tells the log about an endpoint's failures, once in a logInterval at most.
-type failures struct {
+// authorize adds the credentials of the URL, unless `headers` has some.
+func authorize(req *http.Request, authorization string) {
+	if req.Header["Authorization"] == nil {
+		req.Header["Authorization"] = []string{authorization}
+	}
+}
+
+// persist tries all targets, and again after a while as often as the user wants, all within the deadline.
+func persist(ctx context.Context, e *endpoint, d *delivery) answer {
+	pause := e.settings.interval
+	for left := e.settings.attempts - 1; ; left-- {
+		a := tryTargets(ctx, e, d)
+		if left <= 0 || !isTemporary(a) || !sleepUntilRetry(e, d, a, pause) {
+			return a
+		}
+		pause *= 2
+	}
+}
+
+// tryTargets tries one target after the other until one has answered for good.
+func tryTargets(ctx context.Context, e *endpoint, d *delivery) answer {
+	if len(e.targets) == 1 {
+		return attempt(ctx, e, e.targets[0], d)
+	}
+
+	var a answer
+	targets := inOrder(e)
+	for i, t := range targets {
+		a = tryTarget(ctx, e, t, d, len(targets)-i)
+		noteResult(e, t, a)
+		if !isTemporary(a) {
+			break
+		}
+	}
+
+	return a
+}
+
+// tryTarget leaves enough of the time for the targets that are left: one that takes all connections and answers none must not
+// keep a record from the others.
+func tryTarget(ctx context.Context, e *endpoint, t *target, d *delivery, left int) answer {
+	if left > 1 && !d.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(d.deadline)/time.Duration(left))
+		defer cancel()
+	}
+
+	return attempt(ctx, e, t, d)
+}
+
+// isTemporary says that another attempt may have another outcome. The statuses are those that say so themselves: RFC 9110, sections
+// 15.5.9 and 15.6, RFC 8470 and RFC 6585.
+func isTemporary(a answer) bool {
+	switch a.status {
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return true
+	}
+
+	return a.err != nil || a.status >= 500
+}
+
+// sleepUntilRetry waits before another attempt: as long as the endpoint asks for, at least the pause, with jitter, and not while
+// nobody may dial. It returns false at once when the deadline would have passed.
+func sleepUntilRetry(e *endpoint, d *delivery, a answer, pause time.Duration) bool {
+	wait := pause/2 + time.Duration(rand.Int63n(int64(pause/2)+1)) //nolint:gosec // Jitter.
+	if asked := parseRetryAfter(a.retryAfter); asked > wait {
+		wait = asked
+	}
+	if len(e.targets) == 1 {
+		if closed := closedFor(&e.targets[0].gate); closed > wait {
+			wait = closed
+		}
+	}
+	if !d.deadline.IsZero() && time.Until(d.deadline) <= wait {
+		return false
+	}
+	time.Sleep(wait)
+
+	return true
+}
+
+// parseRetryAfter takes a number of seconds or a date: RFC 9110, section 10.2.3. 0 for anything else.
+func parseRetryAfter(text string) time.Duration {
+	if seconds, err := strconv.ParseInt(text, 10, 32); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if date, err := http.ParseTime(text); err == nil {
+		return time.Until(date)
+	}
+
+	return 0
+}
+
+// target is one of the URLs of an endpoint.
+type target struct {
+	settings  targetSettings
+	transport *http.Transport
+	gate      gate
+
+	// What follows is guarded by the endpoint's mu.
+
+	// pause is how long the target is passed over after a failure, 0 when its last answer was good.
+	pause time.Duration
+	// again is when it is to be tried again.
+	again time.Time
+}
+
+func newTarget(s targetSettings, settings endpointSettings) *target {
+	// The default transport of Traefik's process: proxies from the environment, HTTP/2 over TLS.
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // net/http says so.
+	transport.DisableCompression = true
+	transport.MaxIdleConns = 0
+	transport.MaxIdleConnsPerHost = maxIdleConnections
+	transport.IdleConnTimeout = idleTimeout
+	if settings.tls != nil {
+		transport.TLSClientConfig = settings.tls.Clone()
+	}
+
+	t := &target{settings: s, transport: transport}
+	dialer := &net.Dialer{Timeout: dialTimeout}
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return dial(ctx, &t.gate, dialer, network, address)
+	}
+
+	return t
+}
+
+// inOrder returns the targets as they are to be tried: the one that worked last, those that have not failed, and those that have. A
+// failed one whose pause is over comes first, for this one record.
+func inOrder(e *endpoint) []*target {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+
+	now := time.Now()
+	var probed, working, failed []*target
+	for i := range e.targets {
+		t := e.targets[(e.preferred+i)%len(e.targets)]
+		if t.pause == 0 {
+			working = append(working, t)
+		} else if len(probed) == 0 && now.After(t.again) {
+			probed = append(probed, t)
+			t.again = now.Add(t.pause)
+		} else {
+			failed = append(failed, t)
+		}
+	}
+
+	return append(append(probed, working...), failed...)
+}
+
+// noteResult remembers whether a target works.
+func noteResult(e *endpoint, t *target, a answer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+
+	if isTemporary(a) {
+		t.pause = longer(t.pause, longestPause)
+		t.again = time.Now().Add(t.pause)
+
+		return
+	}
+	t.pause = 0
+	for i := range e.targets {
+		if e.targets[i] == t {
+			e.preferred = i
+		}
+	}
+}
+
+// longer returns the pause that follows a pause.
+func longer(pause, longest time.Duration) time.Duration {
+	if pause *= 2; pause < shortestPause {
+		return shortestPause
+	}
+	if pause > longest {
+		return longest
+	}
+
+	return pause
+}
+
+// gate keeps the records of a target that is down from dialling it one by one: while it is closed one connection is tried at a time,
+// after pauses that grow to longestDialPause, and all other dialling fails at once. Connections that live go on.
+type gate struct {
+	// trouble says that something has gone wrong since the last answer. Without it nobody needs the mutex.
+	trouble atomic.Bool
+
 	mu sync.Mutex
-	// quiet says that a line was written within the last logInterval.
-	quiet bool
-	// suppressed counts the failures since then, and latest is the line about the last of them.
-	suppressed int
-	latest     string
+	// cuts counts the connections in a row that were cut before an answer.
+	cuts int
+	// closed says that the target is down, and err why.
+	closed bool
+	err    error
+	pause  time.Duration
+	again  time.Time
 }
 
-// report writes a line about a failed record to Traefik's log. Within logInterval of the line before it is held back, and told
-// of at the end of that time.
-func report(e *endpoint, kind, middleware string, err error) {
-	line := fmt.Sprintf("Unable to send the %s record error=%q middlewareName=%s middlewareType=Tap", kind, err.Error(), middleware)
+// dial connects to a target, unless its gate is closed.
+func dial(ctx context.Context, g *gate, dialer *net.Dialer, network, address string) (net.Conn, error) {
+	if g.trouble.Load() {
+		if err := passGate(g); err != nil {
+			return nil, err
+		}
+	}
 
-	f := &e.failures
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	started := time.Now()
+	conn, err := dialer.DialContext(ctx, network, address)
+	// A dial that was given up early, since its record was, says nothing about the target.
+	if err != nil && (ctx.Err() == nil || time.Since(started) > longestDialPause) {
+		closeGate(g, err)
+	}
 
-	if f.quiet {
-		f.suppressed++
-		f.latest = line
+	return conn, err
+}
 
+// passGate returns why the gate is closed, or nil to the one that may try a connection now.
+func passGate(g *gate) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	now := time.Now()
+	if g.closed && now.Before(g.again) {
+		return g.err
+	}
+	g.pause = longer(g.pause, longestDialPause)
+	g.again = now.Add(g.pause)
+
+	return nil
+}
+
+// closedFor returns for how long nobody may dial.
+func closedFor(g *gate) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	return time.Until(g.again)
+}
+
+func closeGate(g *gate, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	// Many connections may fail at the same time: together they are one failure.
+	if !g.closed {
+		g.closed = true
+		g.pause = shortestPause
+		g.again = time.Now().Add(g.pause)
+	}
+	g.err = err
+	g.trouble.Store(true)
+}
+
+func openGate(g *gate) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	g.cuts, g.closed, g.err, g.again = 0, false, nil, time.Time{}
+	g.trouble.Store(false)
+}
+
+// noteCut counts the connections that end without an answer. Not having waited long enough for one is no such end.
+func noteCut(g *gate, err error) {
+	if errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
-	f.quiet = true
-	time.AfterFunc(logInterval, func() { reportSuppressed(f) })
-	writeLog(line)
-}
 
-// reportSuppressed writes the line about the failures that were held back. With none, the next failure is logged at once.
-func reportSuppressed(f *failures) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	g.mu.Lock()
+	g.cuts++
+	g.trouble.Store(true)
+	down := g.cuts >= cutsUntilDown
+	g.mu.Unlock()
 
-	if f.suppressed == 0 {
-		f.quiet = false
-
-		return
+	if down {
+		closeGate(g, err)
 	}
-	// The line stands for one failure itself.
-	if f.suppressed > 1 {
-		f.latest += fmt.Sprintf(" suppressed=%d", f.suppressed-1)
-	}
-	writeLog(f.latest)
-	f.suppressed = 0
-	time.AfterFunc(logInterval, func() { reportSuppressed(f) })
-}
-
-// writeLog writes a line to Traefik's log, at ERROR: there Traefik's plugin loader sends what is written to log.Writer.
-func writeLog(line string) {
-	_, _ = io.WriteString(log.Writer(), line+"\n")
 }

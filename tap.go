@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sort"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +17,7 @@ import (
 const (
 	defaultMaxRecordBodySize = 64 << 10
 	defaultTimeout           = 10 * time.Second
+	defaultInterval          = 100 * time.Millisecond
 )
 
 // defaultRedactHeaders are the headers that carry credentials: RFC 9110, sections 11.6.2 and 11.7.2, and RFC 6265.
@@ -35,21 +34,34 @@ type Config struct {
 	Response *RecordConfig `json:"response,omitempty"`
 	// Exchange records requests together with their responses, in one record. Nil: no such records.
 	Exchange *RecordConfig `json:"exchange,omitempty"`
+	// MetricsPath is a path on which the middleware itself answers, with its counters in the text format of Prometheus: for a router of
+	// its own. Default "": none.
+	MetricsPath string `json:"metricsPath,omitempty"`
 	// Unknown collects the options that do not exist. New refuses them.
 	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
 }
 
 // RecordConfig is what the user writes about one kind of record.
 type RecordConfig struct {
-	// Service is the http or https URL of the endpoint. It may have a path, which Path follows. Required.
+	// Service is the http or https URL of the endpoint, or several that are tried in turn: the one that worked last first. A URL may have
+	// a path, which Path follows, and credentials for Basic authentication. Required.
 	Service []string `json:"service,omitempty"`
 	// Path is where records are POSTed. It may carry a query string; a missing slash in front is added. Default: the path of
 	// Service, or "/".
 	Path string `json:"path,omitempty"`
-	// Headers are sent with every record.
+	// Headers are sent with every POST. A value that starts with file: is read from that file.
 	Headers map[string]string `json:"headers,omitempty"`
-	// Timeout bounds the whole delivery of one record. A Go duration, or a number of seconds; default 10s, 0: no limit.
+	// Timeout bounds the whole delivery of one record, with all that is tried for it. A Go duration, or a number of seconds; default 10s, 0: no limit.
 	Timeout string `json:"timeout,omitempty"`
+	// Retry tries a record again. Nil: once.
+	Retry *RetryConfig `json:"retry,omitempty"`
+	// TLS is for https URLs. Nil: the certificate authorities of the system.
+	TLS *TLSConfig `json:"tls,omitempty"`
+	// MaxBatchSize is how many records go in one POST, one a line, when they come faster than POSTs are answered. Default 1.
+	MaxBatchSize *int `json:"maxBatchSize,omitempty"`
+	// MaxPending is how many records may wait for delivery without their request waiting for them; one more is dropped. Default 0: the
+	// request waits. An error together with RejectOnRecordError.
+	MaxPending *int `json:"maxPending,omitempty"`
 	// RecordBody puts bodies into the records. Default false.
 	RecordBody bool `json:"recordBody,omitempty"`
 	// MaxRecordBodySize is how many bytes of a body are recorded. Default 65536; 0: none, -1: no limit.
@@ -65,6 +77,32 @@ type RecordConfig struct {
 	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
 }
 
+// RetryConfig is what the user writes about trying again: after network errors and the statuses 408, 425, 429 and 5xx.
+type RetryConfig struct {
+	// Attempts is how often a record is tried, the first time included. Default 1.
+	Attempts *int `json:"attempts,omitempty"`
+	// InitialInterval is about the pause before the second time; it doubles from then on. A Go duration, or a number of seconds;
+	// default 100ms. A Retry-After of the endpoint is honoured. All ends at the timeout.
+	InitialInterval string `json:"initialInterval,omitempty"`
+	// Unknown collects the options that do not exist. New refuses them.
+	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
+}
+
+// TLSConfig is what the user writes about TLS, under Traefik's own names. Certificates and keys are PEM text or names of files.
+type TLSConfig struct {
+	// RootCAs are the certificate authorities that are trusted. Empty: those of the system.
+	RootCAs []string `json:"rootCAs,omitempty"`
+	// Cert and Key are the client certificate. Empty: none.
+	Cert string `json:"cert,omitempty"`
+	Key  string `json:"key,omitempty"`
+	// ServerName is the name in the endpoint's certificate. Empty: the host of the URL.
+	ServerName string `json:"serverName,omitempty"`
+	// InsecureSkipVerify trusts any certificate. Default false.
+	InsecureSkipVerify bool `json:"insecureSkipVerify,omitempty"`
+	// Unknown collects the options that do not exist. New refuses them.
+	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
+}
+
 // CreateConfig returns an empty Config. Defaults are applied by New: the decoder would merge the user's lists into them.
 func CreateConfig() *Config {
 	return &Config{}
@@ -74,9 +112,12 @@ func CreateConfig() *Config {
 // The error names the option that is wrong as the user typed it.
 func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
 	h := &handler{
-		next:   next,
-		name:   name,
-		redact: spellings(config.RedactHeaders),
+		next:        next,
+		redact:      spellings(config.RedactHeaders),
+		metricsPath: strings.TrimSpace(config.MetricsPath),
+	}
+	if h.metricsPath != "" && !strings.HasPrefix(h.metricsPath, "/") {
+		h.metricsPath = "/" + h.metricsPath
 	}
 	if config.RedactHeaders == nil {
 		h.redact = spellings(strings.Split(defaultRedactHeaders, ","))
@@ -104,7 +145,7 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	// Only now that nothing can fail any more: an endpoint is held until ctx is done.
 	for _, k := range []*kind{h.request, h.response, h.exchange} {
 		if k != nil {
-			k.endpoint = acquireEndpoint(ctx, k.settings)
+			k.source = &source{middleware: name, kind: k.name, endpoint: acquireEndpoint(ctx, k.settings), counters: countersFor(name, k.name)}
 		}
 	}
 
@@ -115,7 +156,7 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 type kind struct {
 	name     string
 	settings endpointSettings
-	endpoint *endpoint
+	source   *source
 	// limit is how many bytes of a body are recorded; 0 when bodies are not.
 	limit int64
 	// max is how many bytes a body may have. With more it is refused.
@@ -169,52 +210,6 @@ func newKind(name string, config *RecordConfig) (*kind, error) {
 	return k, nil
 }
 
-func parseSize(option string, size *int64, byDefault int64) (int64, error) {
-	if size == nil {
-		return byDefault, nil
-	}
-	if *size < -1 {
-		return 0, fmt.Errorf("%s: %d is neither a number of bytes nor -1 for no limit", option, *size)
-	}
-	if *size == -1 || *size > unlimited {
-		return unlimited, nil
-	}
-
-	return *size, nil
-}
-
-// parseDuration takes a Go duration or a number of seconds, as Traefik's own options do.
-func parseDuration(option, text string, byDefault time.Duration) (time.Duration, error) {
-	text = strings.TrimSpace(text)
-	if text == "" {
-		return byDefault, nil
-	}
-
-	duration, err := time.ParseDuration(text)
-	if seconds, numberErr := strconv.ParseInt(text, 10, 32); numberErr == nil {
-		duration, err = time.Duration(seconds)*time.Second, nil
-	}
-	if err != nil || duration < 0 {
-		return 0, fmt.Errorf("%s: %q is not a duration such as 500ms or 10s", option, text)
-	}
-
-	return duration, nil
-}
-
-func refuseUnknown(prefix string, unknown map[string]interface{}) error {
-	if len(unknown) == 0 {
-		return nil
-	}
-
-	names := make([]string, 0, len(unknown))
-	for name := range unknown {
-		names = append(names, prefix+name)
-	}
-	sort.Strings(names)
-
-	return fmt.Errorf("%s: no such option", strings.Join(names, ", "))
-}
-
 // canonical returns header names as they stand in an http.Header.
 func canonical(names []string) []string {
 	var all []string
@@ -244,8 +239,9 @@ func spellings(names []string) []string {
 // handler is the middleware.
 type handler struct {
 	next   http.Handler
-	name   string
 	redact []string
+	// metricsPath is the path on which the middleware answers itself, or "".
+	metricsPath string
 
 	// A kind is nil when it is not recorded.
 	request, response, exchange *kind
@@ -360,6 +356,12 @@ type exchange struct {
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	if h.metricsPath != "" && req.URL.Path == h.metricsPath {
+		serveMetrics(rw)
+
+		return
+	}
+
 	x := &exchange{handler: h, id: newID(), received: now().UTC(), traceID: traceID(h, req)}
 	if h.describesRequest {
 		x.request = describeRequest(req, h.redact)
@@ -540,7 +542,7 @@ func sendApart(x *exchange, k *kind) {
 	}()
 }
 
-// deliver builds a record and sends it. It returns whether the record was accepted; where it was not, that is logged.
+// deliver builds a record and sends it. It returns false when the record was not accepted.
 func deliver(x *exchange, k *kind) bool {
 	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID}
 	if k.name != kindResponse {
@@ -557,14 +559,18 @@ func deliver(x *exchange, k *kind) bool {
 	}
 
 	payload, err := encode(record)
-	if err == nil {
-		err = send(k.endpoint, k.name, x.id, payload)
-	}
 	if err != nil {
-		report(k.endpoint, k.name, x.handler.name, err)
+		account(k.source, err, 0, x.received, k.reject)
+
+		return false
 	}
 
-	return err == nil
+	return send(k.source, x.id, payload, k.reject && !isServed(x)) == nil
+}
+
+// isServed says that the exchange goes on whether or not its records are accepted: it was aborted, or taken over.
+func isServed(x *exchange) bool {
+	return x.aborted || x.writer != nil && x.writer.hijacked
 }
 
 func describeResponse(x *exchange, k *kind) *Response {

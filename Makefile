@@ -1,0 +1,27 @@
+# Everything here needs Go and make alone; the linter is built, pinned, by the go command.
+
+modules := $(patsubst %/,%,$(sort $(dir $(shell find . -name go.mod))))
+linter := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
+# The race detector needs a C compiler. Without one the go command reports CGO_ENABLED=0, and the tests run without it.
+race := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
+
+.PHONY: all lint test demo
+.SILENT:
+
+all: lint test
+
+lint: # Lints every module, and looks in the plugin for what Yaegi breaks.
+	echo "Linting $(modules)"
+	status=0; go test -count=1 -run=TestPlugin_HasNothingThatYaegiBreaks . || status=1; \
+	for module in $(modules); do \
+		(cd $$module && $(linter) run --config $(CURDIR)/.golangci.yml) || status=1; \
+	done; exit $$status
+
+test: # Tests every module: the root runs the plugin compiled, testdata/yaegi interpreted as Traefik does.
+	echo "Testing $(modules) $(if $(race),with the race detector,without the race detector: no C compiler)"
+	status=0; for module in $(modules); do \
+		(cd $$module && go test $(race) -count=1 -timeout=5m ./...) || status=1; \
+	done; exit $$status
+
+demo: # Sends requests through the interpreted plugin and shows their records.
+	cd examples/demo && go run .
