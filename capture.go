@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"reflect"
 	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -165,18 +166,23 @@ type responseWriter struct {
 	rw http.ResponseWriter
 	// room is how many more bytes of the body are copied.
 	room int64
-	// negotiated says that something in front may encode the response (it has set `Vary: Accept-Encoding`). A flush would keep it
-	// from announcing a length.
-	negotiated bool
+	// vary is the header of that name before the handler was called.
+	vary []string
 	// hold is nil, unless the response is held back.
 	hold *hold
+	// refused says that the client has got an error in place of the response.
+	refused bool
 
-	status   int
-	header   http.Header
-	body     []byte
-	written  int64
+	// status is 0 until it is written.
+	status int
+	// passing says that a status has been written, and what follows is passed on.
+	passing bool
+	header  http.Header
+	body    []byte
+	written int64
+	// implied says that the handler has written nothing, and net/http will answer for it.
+	implied  bool
 	hijacked bool
-
 	// length is the announced length in bytes, -1 when unknown.
 	length int64
 }
@@ -187,7 +193,7 @@ const flushBelow = 4 << 10
 
 // Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header {
-	if w.hold != nil && w.hold.refused {
+	if w.refused {
 		return w.hold.discarded
 	}
 
@@ -196,23 +202,18 @@ func (w *responseWriter) Header() http.Header {
 
 // WriteHeader implements http.ResponseWriter. Of several final statuses the first counts.
 func (w *responseWriter) WriteHeader(status int) {
-	if status < 200 && status != http.StatusSwitchingProtocols {
-		writeInformational(w, status)
+	if status < 200 || w.status != 0 || w.hold != nil {
+		writeOtherHeader(w, status)
 
 		return
 	}
-	if w.status != 0 {
-		return
-	}
 
-	w.status = status
 	header := w.rw.Header()
 	w.header = header.Clone()
-	w.length = announcedLength(header)
-	if w.hold != nil {
-		holdHeader(w)
-
-		return
+	w.status = status
+	w.passing = true
+	if lengths := header["Content-Length"]; lengths != nil {
+		w.length = parseLength(lengths)
 	}
 
 	w.rw.WriteHeader(status)
@@ -223,11 +224,8 @@ func (w *responseWriter) WriteHeader(status int) {
 
 // Write implements http.ResponseWriter.
 func (w *responseWriter) Write(p []byte) (int, error) {
-	if w.status == 0 {
-		w.WriteHeader(http.StatusOK)
-	}
-	if w.hold != nil {
-		return holdBody(w, p)
+	if !w.passing {
+		return writeOther(w, p)
 	}
 
 	n, err := w.rw.Write(p)
@@ -235,8 +233,8 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 		copyResponseBody(w, p[:n])
 	}
 	w.written += int64(n)
-	if w.length < 0 || (n < flushBelow || w.written == w.length) && !w.negotiated {
-		flush(w)
+	if n < flushBelow || w.length < 0 || w.written == w.length {
+		flushWritten(w)
 	}
 
 	return n, err
@@ -245,7 +243,7 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 // Hijack implements http.Hijacker. A response that is held back is not any more: an upgrade is served as it comes.
 func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	hijacker, ok := w.rw.(http.Hijacker)
-	if !ok || w.hold != nil && w.hold.refused {
+	if !ok || w.refused {
 		return nil, nil, http.ErrNotSupported
 	}
 
@@ -258,19 +256,45 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, buffered, err
 }
 
-func writeInformational(w *responseWriter, status int) {
-	if w.hold == nil {
+// writeOtherHeader is WriteHeader for a status that is informational, or not the first, or of a held response.
+func writeOtherHeader(w *responseWriter, status int) {
+	switch {
+	case status < 200 && status != http.StatusSwitchingProtocols:
+		if w.hold == nil {
+			w.rw.WriteHeader(status)
+		}
+	case w.status != 0:
+		// Too late.
+	case w.hold != nil:
+		w.status = status
+		w.header = w.rw.Header().Clone()
+		w.length = parseLength(w.header["Content-Length"])
+		holdHeader(w)
+	default:
+		w.status = status
+		w.header = w.rw.Header().Clone()
+		w.passing = true
 		w.rw.WriteHeader(status)
 	}
 }
 
-// announcedLength returns the Content-Length in bytes, or -1 when there is none that counts.
-func announcedLength(header http.Header) int64 {
-	lengths := header["Content-Length"]
+// writeOther is Write before a status, or of a held response.
+func writeOther(w *responseWriter, p []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.hold != nil {
+		return holdBody(w, p)
+	}
+
+	return w.Write(p)
+}
+
+// parseLength returns the Content-Length in bytes, or -1 when there is none that counts.
+func parseLength(lengths []string) int64 {
 	if len(lengths) == 0 {
 		return -1
 	}
-
 	length, err := strconv.ParseInt(lengths[0], 10, 64)
 	if err != nil {
 		return -1
@@ -308,9 +332,22 @@ func flush(w *responseWriter) {
 	_ = http.NewResponseController(w.rw).Flush()
 }
 
+// flushWritten flushes after a write, unless the length is known and something in front negotiates the encoding: it keeps the
+// length only while nothing is flushed.
+func flushWritten(w *responseWriter) {
+	if w.length < 0 || w.vary == nil || !negotiates(w.vary) {
+		flush(w)
+	}
+}
+
+// negotiates says whether something in front has announced that the response depends on Accept-Encoding.
+func negotiates(vary []string) bool {
+	return strings.Contains(strings.ToLower(strings.Join(vary, ",")), "accept-encoding")
+}
+
 // flushWhole sends a response that has been written to its end without a write that would have flushed it: one without a body.
 func flushWhole(w *responseWriter) {
-	if w.status != 0 && w.written == 0 && !w.hijacked && !w.negotiated && (w.length >= 0 || w.status == http.StatusNotModified) {
+	if !w.implied && !w.hijacked && (w.length >= 0 || w.status == http.StatusNotModified) && !negotiates(w.vary) {
 		flush(w)
 	}
 }
@@ -325,24 +362,14 @@ func bodyWritten(w *responseWriter, limit int64) ([]byte, bool) {
 	return body, w.written > limit
 }
 
-// settle fixes the header of a response whose handler wrote no status. Its status is the one net/http gives it then: 200, or 101
-// on a connection that was taken over.
+// settle gives a response whose handler wrote no status the one it gets from net/http: 200, or 101 on a connection that was taken over.
 func settle(w *responseWriter) {
-	if w.header == nil {
-		w.header = w.rw.Header().Clone()
+	w.header = w.rw.Header().Clone()
+	w.implied = true
+	w.status = http.StatusOK
+	if w.hijacked {
+		w.status = http.StatusSwitchingProtocols
 	}
-}
-
-// statusWritten returns the status that the client got.
-func statusWritten(w *responseWriter) int {
-	if w.status == 0 && w.hijacked {
-		return http.StatusSwitchingProtocols
-	}
-	if w.status == 0 {
-		return http.StatusOK
-	}
-
-	return w.status
 }
 
 // hold keeps a response from the client until its record is complete and accepted. The bytes it holds are those of the record.
@@ -356,7 +383,6 @@ type hold struct {
 	// before are the headers that stood when the handler was called: a refused response keeps no others.
 	before http.Header
 
-	refused bool
 	// discarded is given to a handler that goes on after the refusal.
 	discarded http.Header
 }
@@ -372,7 +398,7 @@ func holdHeader(w *responseWriter) {
 
 // holdBody is Write of a held response.
 func holdBody(w *responseWriter, p []byte) (int, error) {
-	if w.hold.refused {
+	if w.refused {
 		return 0, errRefused
 	}
 
@@ -400,6 +426,13 @@ func holdBody(w *responseWriter, p []byte) (int, error) {
 	return pass(w, p)
 }
 
+// endHold ends the holding of a response that is written to its end.
+func endHold(w *responseWriter) {
+	if !w.refused && accepted(w) {
+		_ = release(w, w.body)
+	}
+}
+
 // accepted delivers the record of a held response, and refuses the response when the record is refused.
 func accepted(w *responseWriter) bool {
 	if w.hold.accept() {
@@ -414,7 +447,7 @@ func accepted(w *responseWriter) bool {
 // takes them for that only when they come after it.
 func release(w *responseWriter, held []byte) error {
 	w.hold = nil
-	if w.status == 0 {
+	if w.implied {
 		return nil
 	}
 
@@ -423,6 +456,7 @@ func release(w *responseWriter, held []byte) error {
 		trailers = takeTrailers(header, w.header)
 	}
 
+	w.passing = true
 	w.rw.WriteHeader(w.status)
 	if w.length < 0 && w.status < 300 {
 		flush(w)
@@ -432,14 +466,20 @@ func release(w *responseWriter, held []byte) error {
 	if len(held) > 0 {
 		_, err = pass(w, held)
 	}
-
-	// Asked for again: a middleware in front may hand out another map once the header is written.
-	header := w.rw.Header()
-	for name, values := range trailers {
-		header[name] = values
+	if trailers != nil {
+		putTrailers(w.rw, trailers)
 	}
 
 	return err
+}
+
+// putTrailers puts trailers back. The header map is asked for again: a middleware in front may hand out another one once the header is
+// written.
+func putTrailers(rw http.ResponseWriter, trailers http.Header) {
+	header := rw.Header()
+	for name, values := range trailers {
+		header[name] = values
+	}
 }
 
 // takeTrailers makes header what it was when the status was written, and returns what has come since.
@@ -461,8 +501,8 @@ func takeTrailers(header, written http.Header) http.Header {
 // pass writes held bytes, which are copied and counted already.
 func pass(w *responseWriter, p []byte) (int, error) {
 	n, err := w.rw.Write(p)
-	if w.length < 0 || (n < flushBelow || w.written == w.length) && !w.negotiated {
-		flush(w)
+	if n < flushBelow || w.length < 0 || w.written == w.length {
+		flushWritten(w)
 	}
 
 	return n, err
@@ -470,7 +510,7 @@ func pass(w *responseWriter, p []byte) (int, error) {
 
 // refuse serves an error in place of a held response, with nothing of that response in it.
 func refuse(w *responseWriter) {
-	w.hold.refused = true
+	w.refused = true
 	w.hold.discarded = http.Header{}
 
 	header := w.rw.Header()
@@ -487,9 +527,7 @@ func refuse(w *responseWriter) {
 	w.written = int64(len(w.body))
 	w.length = w.written
 	w.header = header.Clone()
-	if !w.negotiated {
-		flush(w)
-	}
+	flushWritten(w)
 }
 
 // serveError answers in the place of the handler, and returns the body of the answer.

@@ -23,6 +23,8 @@ const (
 	idleTimeout = 4 * time.Second
 	// dialTimeout is how long it may take to connect.
 	dialTimeout = 10 * time.Second
+	// forever is the timeout where there is none.
+	forever = 10 * 365 * 24 * time.Hour
 	// maxAnswer is how many bytes of an answer are read, so that its connection can be used again. A longer answer costs its connection.
 	maxAnswer = 64 << 10
 
@@ -41,9 +43,10 @@ type endpoint struct {
 	targets  []*target
 	// single says that a POST is tried once at one target, and that is all.
 	single bool
-	// header stands on every POST of one record, batchHeader on every POST of a batch.
-	header, batchHeader http.Header
-	host                string
+	// gathers says that records go through the queue.
+	gathers bool
+	// timeout bounds a delivery; very long where the user wants no limit.
+	timeout time.Duration
 
 	// holders counts the instances that use the endpoint; endpointsMu guards it.
 	holders int
@@ -107,15 +110,14 @@ func closeIdle(e *endpoint) {
 
 func newEndpoint(settings endpointSettings) *endpoint {
 	e := &endpoint{
-		settings:    settings,
-		single:      settings.attempts == 1 && len(settings.targets) == 1,
-		header:      settings.headers.Clone(),
-		batchHeader: settings.headers.Clone(),
-		host:        settings.headers.Get("Host"),
+		settings: settings,
+		single:   settings.attempts == 1 && len(settings.targets) == 1,
+		gathers:  settings.maxBatch > 1 || settings.maxPending > 0,
+		timeout:  settings.timeout,
 	}
-	e.header.Set("Content-Type", "application/json")
-	e.batchHeader.Set("Content-Type", "application/x-ndjson")
-	e.batchHeader.Set("X-Tap-Record", "batch")
+	if e.timeout == 0 {
+		e.timeout = forever
+	}
 	e.queue.slots = slotsFor(settings)
 	for _, s := range settings.targets {
 		e.targets = append(e.targets, newTarget(s, settings))
@@ -124,37 +126,55 @@ func newEndpoint(settings endpointSettings) *endpoint {
 	return e
 }
 
+// source is one kind of record of one middleware, and the endpoint it goes to.
+type source struct {
+	middleware, kind string
+	endpoint         *endpoint
+	counters         *counters
+	// header stands on every POST of one record, and suffix ends its Idempotency-Key.
+	header http.Header
+	suffix string
+}
+
+func newSource(middleware, kind string, e *endpoint) *source {
+	s := &source{middleware: middleware, kind: kind, endpoint: e, counters: countersFor(middleware, kind), suffix: "-" + kind}
+	s.header = e.settings.headers.Clone()
+	s.header["Content-Type"] = []string{"application/json"}
+	s.header["X-Tap-Record"] = []string{kind}
+
+	return s
+}
+
 // send delivers a record of a source, or hands it over where nobody waits for it, and counts what came of it. The error is nil when the
 // record was accepted or handed over. Rejects says that something is not served when it is not.
 func send(s *source, id string, payload []byte, rejects bool) error {
 	e := s.endpoint
-	if e.settings.maxPending > 0 {
-		return handOver(s, id, payload)
+	if e.gathers {
+		return sendGathered(s, id, payload, rejects)
 	}
 
 	started := time.Now()
-	var err error
-	if e.settings.maxBatch > 1 {
-		err = commit(e, s.kind, id, payload)
-	} else {
-		d := &delivery{payload: payload, kind: s.kind, id: id}
-		if e.settings.timeout > 0 {
-			d.deadline = started.Add(e.settings.timeout)
-		}
-		err = post(e, d)
-	}
+	err := post(e, &delivery{payload: payload, header: recordHeader(s, id), deadline: started.Add(e.timeout)})
 	account(s, err, len(payload), started, rejects)
 
 	return err
 }
 
-// delivery is one POST: a record, or a batch of them.
+// recordHeader returns the header of the POST of one record. The key says that the endpoint can tell a record that comes twice. The
+// transport takes it for the permission to send again when a connection turns out to be stale.
+func recordHeader(s *source, id string) http.Header {
+	header := s.header.Clone()
+	header["X-Tap-Id"] = []string{id}
+	header["Idempotency-Key"] = []string{id + s.suffix}
+
+	return header
+}
+
+// delivery is one POST: a record, or a batch of them. It is the same however often it is tried.
 type delivery struct {
 	payload []byte
-	// batch says that payload is a batch, one record a line; kind and id are then those of its first record.
-	batch    bool
-	kind, id string
-	// deadline is when the answer must have come; the zero time: whenever.
+	header  http.Header
+	// deadline is when the answer must have come.
 	deadline time.Time
 }
 
@@ -167,64 +187,43 @@ type answer struct {
 
 // post delivers, and returns nil when the endpoint has accepted: with a status below 400. Redirects are not followed.
 func post(e *endpoint, d *delivery) error {
-	ctx := context.Background()
-	var cancel context.CancelFunc
-	if !d.deadline.IsZero() {
-		ctx, cancel = context.WithDeadline(ctx, d.deadline)
-		defer cancel()
-	}
-
+	ctx, cancel := context.WithDeadline(context.Background(), d.deadline)
 	var a answer
 	if e.single {
-		a = attempt(ctx, e, e.targets[0], d)
+		a = attempt(ctx, e.targets[0], d)
 	} else {
 		a = persist(ctx, e, d)
 	}
-	if e.released.Load() {
-		closeIdle(e)
-	}
-	if a.err != nil || a.status >= 400 || a.status < 200 {
+	cancel()
+	if a.status < 200 || a.status >= 400 || e.released.Load() {
 		return refusal(e, a)
 	}
 
 	return nil
 }
 
-// refusal tells why a record was not accepted.
+// refusal tells why a record was not accepted, if it was not. It lets go of the connections of an endpoint that was released.
 func refusal(e *endpoint, a answer) error {
+	if e.released.Load() {
+		closeIdle(e)
+	}
 	if errors.Is(a.err, context.DeadlineExceeded) {
 		return fmt.Errorf("tap service gave no answer within %s", e.settings.timeout)
 	}
-	if a.err != nil {
-		return a.err
+	if a.err == nil && (a.status < 200 || a.status >= 400) {
+		return fmt.Errorf("tap service returned %d", a.status)
 	}
 
-	return fmt.Errorf("tap service returned %d", a.status)
+	return a.err
 }
 
 // attempt makes one POST to one target. The round trip is the transport's, not a client's, which would follow redirects.
-func attempt(ctx context.Context, e *endpoint, t *target, d *delivery) answer {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.settings.url, bytes.NewReader(d.payload))
-	if err != nil {
-		return answer{err: err}
-	}
-
-	// The key says that the endpoint can tell a record that comes twice. The transport takes it for the permission to send again when
-	// a connection turns out to be stale.
-	if d.batch {
-		req.Header = e.batchHeader.Clone()
-		req.Header["Idempotency-Key"] = []string{d.id + "-" + d.kind + "-batch"}
-	} else {
-		req.Header = e.header.Clone()
-		req.Header["X-Tap-Id"] = []string{d.id}
-		req.Header["X-Tap-Record"] = []string{d.kind}
-		req.Header["Idempotency-Key"] = []string{d.id + "-" + d.kind}
-	}
-	if t.settings.authorization != "" {
-		authorize(req, t.settings.authorization)
-	}
-	if e.host != "" {
-		req.Host = e.host
+func attempt(ctx context.Context, t *target, d *delivery) answer {
+	// The URL is a valid one: New has seen to that.
+	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, t.settings.url, bytes.NewReader(d.payload))
+	req.Header = d.header
+	if t.adapts {
+		adapt(t, req)
 	}
 
 	resp, err := t.transport.RoundTrip(req)
@@ -242,14 +241,21 @@ func attempt(ctx context.Context, e *endpoint, t *target, d *delivery) answer {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer)
 	}
 	_ = resp.Body.Close()
+	if resp.StatusCode >= 400 {
+		return answer{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
+	}
 
-	return answer{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
+	return answer{status: resp.StatusCode}
 }
 
-// authorize adds the credentials of the URL, unless `headers` has some.
-func authorize(req *http.Request, authorization string) {
-	if req.Header["Authorization"] == nil {
-		req.Header["Authorization"] = []string{authorization}
+// adapt gives a POST the credentials of the target's URL, unless `headers` has some, and the Host header that `headers` asks for.
+func adapt(t *target, req *http.Request) {
+	if t.settings.authorization != "" && req.Header["Authorization"] == nil {
+		req.Header = req.Header.Clone()
+		req.Header["Authorization"] = []string{t.settings.authorization}
+	}
+	if host := req.Header.Get("Host"); host != "" {
+		req.Host = host
 	}
 }
 
@@ -268,13 +274,13 @@ func persist(ctx context.Context, e *endpoint, d *delivery) answer {
 // tryTargets tries one target after the other until one has answered for good.
 func tryTargets(ctx context.Context, e *endpoint, d *delivery) answer {
 	if len(e.targets) == 1 {
-		return attempt(ctx, e, e.targets[0], d)
+		return attempt(ctx, e.targets[0], d)
 	}
 
 	var a answer
 	targets := inOrder(e)
 	for i, t := range targets {
-		a = tryTarget(ctx, e, t, d, len(targets)-i)
+		a = tryTarget(ctx, t, d, len(targets)-i)
 		noteResult(e, t, a)
 		if !isTemporary(a) {
 			break
@@ -286,14 +292,14 @@ func tryTargets(ctx context.Context, e *endpoint, d *delivery) answer {
 
 // tryTarget leaves enough of the time for the targets that are left: one that takes all connections and answers none must not
 // keep a record from the others.
-func tryTarget(ctx context.Context, e *endpoint, t *target, d *delivery, left int) answer {
-	if left > 1 && !d.deadline.IsZero() {
+func tryTarget(ctx context.Context, t *target, d *delivery, left int) answer {
+	if left > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(d.deadline)/time.Duration(left))
 		defer cancel()
 	}
 
-	return attempt(ctx, e, t, d)
+	return attempt(ctx, t, d)
 }
 
 // isTemporary says that another attempt may have another outcome. The statuses are those that say so themselves: RFC 9110, sections
@@ -319,7 +325,7 @@ func sleepUntilRetry(e *endpoint, d *delivery, a answer, pause time.Duration) bo
 			wait = closed
 		}
 	}
-	if !d.deadline.IsZero() && time.Until(d.deadline) <= wait {
+	if time.Until(d.deadline) <= wait {
 		return false
 	}
 	time.Sleep(wait)
@@ -344,6 +350,8 @@ type target struct {
 	settings  targetSettings
 	transport *http.Transport
 	gate      gate
+	// adapts says that a POST to this target differs from what others get.
+	adapts bool
 
 	// What follows is guarded by the endpoint's mu.
 
@@ -364,7 +372,7 @@ func newTarget(s targetSettings, settings endpointSettings) *target {
 		transport.TLSClientConfig = settings.tls.Clone()
 	}
 
-	t := &target{settings: s, transport: transport}
+	t := &target{settings: s, transport: transport, adapts: s.authorization != "" || settings.headers.Get("Host") != ""}
 	dialer := &net.Dialer{Timeout: dialTimeout}
 	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		return dial(ctx, &t.gate, dialer, network, address)

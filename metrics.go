@@ -2,7 +2,6 @@ package tap
 
 import (
 	"bytes"
-	"errors"
 	"expvar"
 	"fmt"
 	"io"
@@ -14,13 +13,6 @@ import (
 	"sync"
 	"time"
 )
-
-// source is one kind of record of one middleware, and the endpoint it goes to.
-type source struct {
-	middleware, kind string
-	endpoint         *endpoint
-	counters         *counters
-}
 
 // counters count the records of one source. They are variables of expvar, which is how several interpreters in one process share them.
 type counters struct {
@@ -123,36 +115,50 @@ func mapIn(in *expvar.Map, name string) *expvar.Map {
 
 // account counts a record by what came of its delivery. A failure is told to the log.
 func account(s *source, err error, size int, started time.Time, rejects bool) {
+	c := s.counters
+	seconds := float64(time.Since(started)) / 1e9
+	c.seconds.Add(seconds)
+	c.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
 	if err != nil {
-		accountFailure(s, err, started, rejects)
+		accountFailure(s, err, rejects)
 
 		return
 	}
 
-	c := s.counters
 	c.sent.Add(1)
 	c.bytes.Add(int64(size))
-	observe(c, started)
 }
 
-func accountFailure(s *source, err error, started time.Time, rejects bool) {
-	switch {
-	case errors.Is(err, errDropped):
-		s.counters.dropped.Add(1)
-	case rejects:
+func accountFailure(s *source, err error, rejects bool) {
+	if rejects {
 		s.counters.rejected.Add(1)
-		observe(s.counters, started)
-	default:
+	} else {
 		s.counters.failed.Add(1)
-		observe(s.counters, started)
 	}
 	report(s, err)
 }
 
-func observe(c *counters, started time.Time) {
-	seconds := time.Since(started).Seconds()
-	c.seconds.Add(seconds)
-	c.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
+// accountDropped counts a record that was not even tried.
+func accountDropped(s *source) error {
+	s.counters.dropped.Add(1)
+	report(s, errDropped)
+
+	return errDropped
+}
+
+// metricsHandler answers one path with the metrics, and leaves all others to the tap.
+type metricsHandler struct {
+	next http.Handler
+	path string
+}
+
+// ServeHTTP implements http.Handler.
+func (h *metricsHandler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	if req.URL.Path == h.path {
+		serveMetrics(rw)
+	} else {
+		h.next.ServeHTTP(rw, req)
+	}
 }
 
 // serveMetrics answers in the text format of Prometheus.

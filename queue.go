@@ -32,7 +32,7 @@ type queue struct {
 
 // batch is what goes in one POST. Its first record's handler sends it, and the others wait for it.
 type batch struct {
-	delivery delivery
+	delivery *delivery
 	records  int
 	// turn is closed when a slot is free, done when err is the answer. Both are nil where no handler waits.
 	turn, done chan struct{}
@@ -44,7 +44,7 @@ type batch struct {
 // entry is a record that was handed over.
 type entry struct {
 	source  *source
-	bytes   int
+	size    int
 	started time.Time
 }
 
@@ -56,60 +56,79 @@ func slotsFor(settings endpointSettings) int {
 	return batchSlots
 }
 
+// sendGathered sends a record together with others, or leaves it pending, or both.
+func sendGathered(s *source, id string, payload []byte, rejects bool) error {
+	started := time.Now()
+	if s.endpoint.settings.maxPending > 0 {
+		return handOver(s, id, payload, started)
+	}
+
+	err := commit(s, id, payload, started)
+	account(s, err, len(payload), started, rejects)
+
+	return err
+}
+
 // commit delivers a record together with those that come while it waits for a slot, and returns the answer to the batch.
 //
 // No caller needs a timer: a batch has the deadline of its first record, and the batches before it have earlier ones.
-func commit(e *endpoint, kind, id string, payload []byte) error {
-	q := &e.queue
+func commit(s *source, id string, payload []byte, started time.Time) error {
+	q := &s.endpoint.queue
 	q.mu.Lock()
 	if q.posts < q.slots {
 		q.posts++
 		q.mu.Unlock()
 
-		b := newBatch(e, kind, id, payload)
-		err := post(e, &b.delivery)
+		err := post(s.endpoint, newDelivery(s, id, payload, started))
 		nextBatch(q)
 
 		return err
 	}
 
-	b, leads := gather(e, kind, id, payload)
+	b, leads := gather(s, id, payload, started)
 	q.mu.Unlock()
 
-	if !leads {
+	if leads {
+		lead(s.endpoint, b)
+	} else {
 		<-b.done
-
-		return b.err
 	}
-	<-b.turn
-	b.err = post(e, &b.delivery)
-	nextBatch(q)
-	close(b.done)
 
 	return b.err
 }
 
-// newBatch makes a batch of one record.
-func newBatch(e *endpoint, kind, id string, payload []byte) *batch {
-	b := &batch{records: 1}
-	b.delivery = delivery{payload: payload, kind: kind, id: id}
-	if e.settings.maxBatch > 1 {
-		b.delivery.batch = true
-		b.delivery.payload = append(payload, '\n')
-	}
-	if e.settings.timeout > 0 {
-		b.delivery.deadline = time.Now().Add(e.settings.timeout)
+// lead waits for a slot, and delivers a batch for all that are in it.
+func lead(e *endpoint, b *batch) {
+	<-b.turn
+	b.err = post(e, b.delivery)
+	nextBatch(&e.queue)
+	close(b.done)
+}
+
+// newDelivery makes a POST of one record, to which others may be added.
+func newDelivery(s *source, id string, payload []byte, started time.Time) *delivery {
+	d := &delivery{payload: payload, deadline: started.Add(s.endpoint.timeout)}
+	if s.endpoint.settings.maxBatch == 1 {
+		d.header = recordHeader(s, id)
+
+		return d
 	}
 
-	return b
+	d.payload = append(payload, '\n')
+	d.header = s.endpoint.settings.headers.Clone()
+	d.header["Content-Type"] = []string{"application/x-ndjson"}
+	d.header["X-Tap-Record"] = []string{"batch"}
+	d.header["Idempotency-Key"] = []string{id + s.suffix + "-batch"}
+
+	return d
 }
 
 // gather puts a record into the last batch, or into a new one behind it. It returns the batch and whether it is new. The queue's mutex is held.
-func gather(e *endpoint, kind, id string, payload []byte) (*batch, bool) {
-	q := &e.queue
+func gather(s *source, id string, payload []byte, started time.Time) (*batch, bool) {
+	q := &s.endpoint.queue
 	if last := len(q.batches) - 1; last >= 0 {
 		b := q.batches[last]
-		if b.records < e.settings.maxBatch && len(b.delivery.payload)+len(payload) < maxBatchBytes {
+		if b.records < s.endpoint.settings.maxBatch && len(b.delivery.payload)+len(payload) < maxBatchBytes {
 			b.records++
 			b.delivery.payload = append(append(b.delivery.payload, payload...), '\n')
 
@@ -117,8 +136,8 @@ func gather(e *endpoint, kind, id string, payload []byte) (*batch, bool) {
 		}
 	}
 
-	b := newBatch(e, kind, id, payload)
-	if e.settings.maxPending == 0 {
+	b := &batch{records: 1, delivery: newDelivery(s, id, payload, started)}
+	if s.endpoint.settings.maxPending == 0 {
 		b.turn, b.done = make(chan struct{}), make(chan struct{})
 	}
 	q.batches = append(q.batches, b)
@@ -148,30 +167,26 @@ func nextBatch(q *queue) *batch {
 }
 
 // handOver takes a record whose handler does not wait, and returns errDropped when as many are pending as may be.
-func handOver(s *source, id string, payload []byte) error {
+func handOver(s *source, id string, payload []byte, started time.Time) error {
 	e := s.endpoint
 	q := &e.queue
-	record := entry{source: s, bytes: len(payload), started: time.Now()}
+	record := entry{source: s, size: len(payload), started: started}
 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
 	if q.pending >= e.settings.maxPending {
-		account(s, errDropped, len(payload), record.started, false)
-
-		return errDropped
+		return accountDropped(s)
 	}
 	q.pending++
 	metrics.pending.Add(1)
 	if q.posts < q.slots {
 		q.posts++
-		b := newBatch(e, s.kind, id, payload)
-		b.entries = append(b.entries, record)
-		go drain(e, b)
+		go drain(e, &batch{delivery: newDelivery(s, id, payload, started), entries: []entry{record}})
 
 		return nil
 	}
-	b, _ := gather(e, s.kind, id, payload)
+	b, _ := gather(s, id, payload, started)
 	b.entries = append(b.entries, record)
 
 	return nil
@@ -181,19 +196,21 @@ func handOver(s *source, id string, payload []byte) error {
 func drain(e *endpoint, b *batch) {
 	for b != nil {
 		// The time in the queue is bounded by its length, not by the timeout, which is for the endpoint.
-		if e.settings.timeout > 0 {
-			b.delivery.deadline = time.Now().Add(e.settings.timeout)
-		}
-		err := post(e, &b.delivery)
+		b.delivery.deadline = time.Now().Add(e.timeout)
+		err := post(e, b.delivery)
 		for _, record := range b.entries {
-			account(record.source, err, record.bytes, record.started, false)
+			account(record.source, err, record.size, record.started, false)
 		}
-
-		q := &e.queue
-		q.mu.Lock()
-		q.pending -= len(b.entries)
-		q.mu.Unlock()
 		metrics.pending.Add(-int64(len(b.entries)))
-		b = nextBatch(q)
+		b = nextPending(&e.queue, len(b.entries))
 	}
+}
+
+// nextPending counts records as answered, and returns the batch that has the slot next, or nil.
+func nextPending(q *queue, answered int) *batch {
+	q.mu.Lock()
+	q.pending -= answered
+	q.mu.Unlock()
+
+	return nextBatch(q)
 }

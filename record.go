@@ -78,8 +78,12 @@ func describeRequest(req *http.Request, redact []string) *Request {
 	}
 }
 
-// requestLine returns the request object of a response record: the request line and those of its headers that are named.
+// requestLine returns the request object of a response record: the request line and those of its headers that are named. Nil when none is.
 func requestLine(request *Request, names []string) *Request {
+	if len(names) == 0 {
+		return nil
+	}
+
 	headers := http.Header{}
 	for _, name := range names {
 		if values := request.Headers[name]; values != nil {
@@ -99,30 +103,37 @@ func requestLine(request *Request, names []string) *Request {
 // redactHeaders takes the values of the named headers out of headers, which it changes. Their number stays.
 func redactHeaders(headers http.Header, names []string) http.Header {
 	for _, name := range names {
-		if values := headers[name]; len(values) > 0 {
-			headers[name] = strings.Split(strings.Repeat(redacted+",", len(values)-1)+redacted, ",")
+		if headers[name] != nil {
+			redactHeader(headers, name)
 		}
 	}
 
 	return headers
 }
 
-// encode returns the JSON of a record.
-func encode(record *Record) ([]byte, error) {
-	payload, err := json.Marshal(record)
-	// A trailer may stand among the headers before the status is written. One search of the whole
-	// costs less than a look at every header name.
-	if err == nil && bytes.Contains(payload, trailerKey) {
+func redactHeader(headers http.Header, name string) {
+	values := make([]string, len(headers[name]))
+	for i := range values {
+		values[i] = redacted
+	}
+	headers[name] = values
+}
+
+// encode returns the JSON of a record. Nothing in a record can make it fail: invalid UTF-8 becomes U+FFFD.
+func encode(record *Record) []byte {
+	payload, _ := json.Marshal(record)
+	// A trailer may stand among the headers before the status is written. One search of the whole costs less than a look at every name.
+	if bytes.Contains(payload, trailerKey) {
 		return encodeWithoutTrailers(record)
 	}
 
-	return payload, err
+	return payload
 }
 
 // trailerKey is how a header name that starts with http.TrailerPrefix begins in JSON.
 var trailerKey = []byte(`"` + http.TrailerPrefix)
 
-func encodeWithoutTrailers(record *Record) ([]byte, error) {
+func encodeWithoutTrailers(record *Record) []byte {
 	if record.Response != nil {
 		headers := http.Header{}
 		for name, values := range record.Response.Headers {
@@ -132,6 +143,7 @@ func encodeWithoutTrailers(record *Record) ([]byte, error) {
 		}
 		record.Response.Headers = headers
 	}
+	payload, _ := json.Marshal(record)
 
-	return json.Marshal(record)
+	return payload
 }

@@ -112,12 +112,8 @@ func CreateConfig() *Config {
 // The error names the option that is wrong as the user typed it.
 func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
 	h := &handler{
-		next:        next,
-		redact:      spellings(config.RedactHeaders),
-		metricsPath: strings.TrimSpace(config.MetricsPath),
-	}
-	if h.metricsPath != "" && !strings.HasPrefix(h.metricsPath, "/") {
-		h.metricsPath = "/" + h.metricsPath
+		next:   next,
+		redact: spellings(config.RedactHeaders),
 	}
 	if config.RedactHeaders == nil {
 		h.redact = spellings(strings.Split(defaultRedactHeaders, ","))
@@ -145,8 +141,12 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	// Only now that nothing can fail any more: an endpoint is held until ctx is done.
 	for _, k := range []*kind{h.request, h.response, h.exchange} {
 		if k != nil {
-			k.source = &source{middleware: name, kind: k.name, endpoint: acquireEndpoint(ctx, k.settings), counters: countersFor(name, k.name)}
+			k.source = newSource(name, k.name, acquireEndpoint(ctx, k.settings))
 		}
+	}
+
+	if path := strings.TrimSpace(config.MetricsPath); path != "" {
+		return &metricsHandler{next: h, path: "/" + strings.TrimPrefix(path, "/")}, nil
 	}
 
 	return h, nil
@@ -160,8 +160,12 @@ type kind struct {
 	// limit is how many bytes of a body are recorded; 0 when bodies are not.
 	limit int64
 	// max is how many bytes a body may have. With more it is refused.
-	max            int64
-	reject         bool
+	max    int64
+	reject bool
+	// pends says that the handler never waits for a record.
+	pends bool
+	// plain says that the request stands in the record as it was described, without a body.
+	plain          bool
 	requestHeaders []string
 }
 
@@ -195,6 +199,7 @@ func newKind(name string, config *RecordConfig) (*kind, error) {
 		settings:       settings,
 		max:            unlimited,
 		reject:         config.RejectOnRecordError,
+		pends:          settings.maxPending > 0,
 		requestHeaders: canonical(config.RequestHeaders),
 	}
 	if config.RecordBody {
@@ -206,6 +211,7 @@ func newKind(name string, config *RecordConfig) (*kind, error) {
 			k.max = bodySize
 		}
 	}
+	k.plain = name != kindResponse && k.limit == 0
 
 	return k, nil
 }
@@ -240,8 +246,6 @@ func spellings(names []string) []string {
 type handler struct {
 	next   http.Handler
 	redact []string
-	// metricsPath is the path on which the middleware answers itself, or "".
-	metricsPath string
 
 	// A kind is nil when it is not recorded.
 	request, response, exchange *kind
@@ -256,6 +260,8 @@ type handler struct {
 	copiesBody bool
 	// sendsRequest says that request records are sent while the backend works.
 	sendsRequest bool
+	// waits says that records may be delivered in goroutines, for which the handler waits.
+	waits bool
 	// requestMax is how many bytes a request body may have.
 	requestMax int64
 	// readAhead is how many bytes of a request body are read before the handler is called; -1: none.
@@ -267,7 +273,8 @@ type handler struct {
 	holds              bool
 	holdLimit, holdMax int64
 
-	tracing tracing
+	// spans is what is known of Traefik's tracing.
+	spans spans
 }
 
 // decide derives what the kinds mean for every exchange.
@@ -302,6 +309,7 @@ func decide(h *handler) {
 	}
 
 	h.sendsRequest = h.request != nil && !h.request.reject
+	h.waits = h.sendsRequest || h.response != nil && h.exchange != nil
 	h.copiesBody = h.requestRoom > 0 || h.readAhead >= 0
 }
 
@@ -355,30 +363,29 @@ type exchange struct {
 }
 
 // ServeHTTP implements http.Handler.
+//
+// What only some exchanges need stands in functions of its own, here and in what is called from here: the interpreter pays for
+// every expression of a function that is called, whether it is reached or not.
 func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
-	if h.metricsPath != "" && req.URL.Path == h.metricsPath {
-		serveMetrics(rw)
-
-		return
+	x := &exchange{handler: h, id: newID(), received: now().UTC()}
+	if req.Header["Traceparent"] != nil || h.spans.missed.Load() < missedLimit {
+		x.traceID = traceID(h, req)
 	}
-
-	x := &exchange{handler: h, id: newID(), received: now().UTC(), traceID: traceID(h, req)}
 	if h.describesRequest {
 		x.request = describeRequest(req, h.redact)
 	}
-	if h.copiesBody && req.ContentLength != 0 && req.Body != nil && req.Body != http.NoBody {
+	if h.copiesBody {
 		copyBody(x, req)
 	}
 
 	if h.admits && !admit(x, rw, req) {
 		return
 	}
-	if h.sendsRequest && (x.body == nil || h.request.limit == 0) {
-		sendApart(x, h.request)
+	if h.sendsRequest {
+		sendRequest(x)
 	}
 
-	vary := rw.Header()["Vary"]
-	x.writer = &responseWriter{rw: rw, room: h.responseRoom, negotiated: vary != nil && negotiates(vary), length: -1}
+	x.writer = &responseWriter{rw: rw, room: h.responseRoom, length: -1, vary: rw.Header()["Vary"]}
 	if h.holds {
 		holdBack(x)
 	}
@@ -387,9 +394,9 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		if x.returned {
 			return
 		}
-		if refused(x.writer) {
+		if x.writer.refused {
 			// The proxy gives up in this way when it cannot write on. The client has its answer, and its connection stays usable.
-			_ = recover()
+			_ = recover() //nolint:forbidigo // Nothing is served any more, and nothing panics again.
 			finish(x)
 		} else {
 			abandon(x)
@@ -401,8 +408,12 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	finish(x)
 }
 
-// copyBody puts a copying body in the place of the request's.
+// copyBody puts a copying body in the place of the request's, unless there is none.
 func copyBody(x *exchange, req *http.Request) {
+	if req.ContentLength == 0 || req.Body == nil || req.Body == http.NoBody {
+		return
+	}
+
 	h := x.handler
 	x.body = &requestBody{original: req.Body, length: req.ContentLength, limit: h.requestRoom, recordable: -1}
 	if h.sendsRequest && h.request.limit > 0 {
@@ -416,39 +427,58 @@ func copyBody(x *exchange, req *http.Request) {
 // than what is recorded, and nothing that must be recorded goes on before its record is accepted.
 func admit(x *exchange, rw http.ResponseWriter, req *http.Request) bool {
 	h := x.handler
+	status := 0
 	if req.ContentLength > h.requestMax {
-		serveError(rw, http.StatusRequestEntityTooLarge)
-
-		return false
+		status = http.StatusRequestEntityTooLarge
+	} else if x.body != nil && h.readAhead >= 0 {
+		status = readBodyAhead(x, req)
+	}
+	if status == 0 && h.request != nil && h.request.reject && !deliver(x, h.request) {
+		status = http.StatusInternalServerError
+	}
+	if status != 0 {
+		serveError(rw, status)
 	}
 
-	if x.body != nil && h.readAhead >= 0 {
-		if err := readAhead(x.body, h.readAhead); err != nil {
-			serveError(rw, http.StatusBadRequest)
-
-			return false
-		}
-		if x.body.read > h.requestMax {
-			serveError(rw, http.StatusRequestEntityTooLarge)
-
-			return false
-		}
-		// Reading has answered it.
-		req.Header.Del("Expect")
-	}
-
-	if h.request != nil && h.request.reject && !deliver(x, h.request) {
-		serveError(rw, http.StatusInternalServerError)
-
-		return false
-	}
-
-	return true
+	return status == 0
 }
 
-// negotiates says whether something in front has announced that the response depends on Accept-Encoding.
-func negotiates(vary []string) bool {
-	return strings.Contains(strings.ToLower(strings.Join(vary, ",")), "accept-encoding")
+// readBodyAhead returns the status of the answer to a body that cannot be read, or is too large; 0 for any other.
+func readBodyAhead(x *exchange, req *http.Request) int {
+	if err := readAhead(x.body, x.handler.readAhead); err != nil {
+		return http.StatusBadRequest
+	}
+	if x.body.read > x.handler.requestMax {
+		return http.StatusRequestEntityTooLarge
+	}
+	// Reading has answered it.
+	req.Header.Del("Expect")
+
+	return 0
+}
+
+// sendRequest sends the request record while the backend works, unless it waits for a body.
+func sendRequest(x *exchange) {
+	k := x.handler.request
+	if x.body == nil || k.limit == 0 {
+		sendApart(x, k)
+	}
+}
+
+// sendApart delivers a record in a goroutine of its own; deliverRest waits for it.
+func sendApart(x *exchange, k *kind) {
+	if k.pends {
+		deliver(x, k)
+
+		return
+	}
+	x.sending.Add(1)
+	go deliverApart(x, k)
+}
+
+func deliverApart(x *exchange, k *kind) {
+	deliver(x, k)
+	x.sending.Done()
 }
 
 // holdBack keeps the response from the client until its records are accepted.
@@ -464,7 +494,6 @@ func holdBack(x *exchange) {
 // acceptResponse delivers the records without which a response must not be served.
 func acceptResponse(x *exchange) bool {
 	x.asked = true
-	settle(x.writer)
 	// A copy: the client is to get the real values.
 	x.headers = redactHeaders(x.writer.header.Clone(), x.handler.redact)
 
@@ -476,115 +505,114 @@ func acceptResponse(x *exchange) bool {
 	return exchange == nil || !exchange.reject || deliver(x, exchange)
 }
 
-// refused says whether the client got an error in the place of the response.
-func refused(w *responseWriter) bool {
-	return w.hold != nil && w.hold.refused
-}
-
 // finish releases what is still held, lets the client have all of the response, and delivers the records that are left.
 func finish(x *exchange) {
 	w := x.writer
-	if w.hold != nil && !w.hold.refused && accepted(w) {
-		_ = release(w, w.body)
+	if w.header == nil {
+		settle(w)
 	}
-	settle(w)
-	flushWhole(w)
+	if w.hold != nil {
+		endHold(w)
+	}
+	if w.written == 0 {
+		flushWhole(w)
+	}
+
 	deliverRest(x)
 }
 
 // abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once.
 func abandon(x *exchange) {
 	x.aborted = true
-	settle(x.writer)
+	if x.writer.header == nil {
+		settle(x.writer)
+	}
 	go deliverRest(x)
 }
 
 // deliverRest delivers the records that have not been yet, and returns when all are delivered.
 func deliverRest(x *exchange) {
 	h := x.handler
-	if x.body != nil && freeze(x.body) {
-		sendApart(x, h.request)
+	if x.body != nil {
+		endBody(x)
 	}
-	x.headers = redactHeaders(x.writer.header, h.redact)
 
 	response, exchange := h.response, h.exchange
-	if response != nil && response.reject && isDecided(x) {
-		response = nil
+	if h.holds {
+		response, exchange = undelivered(x, response), undelivered(x, exchange)
 	}
-	if exchange != nil && exchange.reject && isDecided(x) {
-		exchange = nil
-	}
-	if response != nil && exchange != nil {
-		sendApart(x, response)
-		response = nil
-	}
+	x.headers = redactHeaders(x.writer.header, h.redact)
 	if response != nil {
-		deliver(x, response)
+		deliverResponse(x, response, exchange)
 	}
 	if exchange != nil {
 		deliver(x, exchange)
 	}
 
-	x.sending.Wait()
+	if h.waits {
+		x.sending.Wait()
+	}
 }
 
-// isDecided says that the records of a held response have been delivered, or are not to be.
-func isDecided(x *exchange) bool {
-	return x.asked || refused(x.writer)
+// endBody ends the copying of the request's body. The record that waits for the body is sent as it is.
+func endBody(x *exchange) {
+	if freeze(x.body) {
+		sendApart(x, x.handler.request)
+	}
 }
 
-// sendApart delivers a record in a goroutine of its own; deliverRest waits for it.
-func sendApart(x *exchange, k *kind) {
-	x.sending.Add(1)
-	go func() {
-		deliver(x, k)
-		x.sending.Done()
-	}()
+// undelivered returns nil for a kind whose record has been delivered before the response was released, or is not to be. What
+// becomes of the record of an upgrade or of an aborted response refuses nothing.
+func undelivered(x *exchange, k *kind) *kind {
+	if k == nil || !k.reject {
+		return k
+	}
+	if x.asked || x.writer.refused {
+		return nil
+	}
+	open := *k
+	open.reject = false
+
+	return &open
+}
+
+// deliverResponse delivers a response record, at the same time as the exchange record if there is one.
+func deliverResponse(x *exchange, response, exchange *kind) {
+	if exchange != nil {
+		sendApart(x, response)
+	} else {
+		deliver(x, response)
+	}
 }
 
 // deliver builds a record and sends it. It returns false when the record was not accepted.
 func deliver(x *exchange, k *kind) bool {
-	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID}
-	if k.name != kindResponse {
-		request := *x.request
-		if x.body != nil && k.limit > 0 {
-			request.Body, request.BodyTruncated = bodyRead(x.body, k.limit)
-		}
-		record.Request = &request
-	} else if len(k.requestHeaders) > 0 {
-		record.Request = requestLine(x.request, k.requestHeaders)
+	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID, Request: x.request}
+	if !k.plain {
+		record.Request = requestPart(x, k)
 	}
 	if k.name != kindRequest {
-		record.Response = describeResponse(x, k)
+		record.Response = &Response{Status: x.writer.status, Headers: x.headers, Duration: now().Sub(x.received), Aborted: x.aborted}
+		if k.limit > 0 {
+			record.Response.Body, record.Response.BodyTruncated = bodyWritten(x.writer, k.limit)
+		}
 	}
 
-	payload, err := encode(record)
-	if err != nil {
-		account(k.source, err, 0, x.received, k.reject)
-
-		return false
-	}
-
-	return send(k.source, x.id, payload, k.reject && !isServed(x)) == nil
+	return send(k.source, x.id, encode(record), k.reject) == nil
 }
 
-// isServed says that the exchange goes on whether or not its records are accepted: it was aborted, or taken over.
-func isServed(x *exchange) bool {
-	return x.aborted || x.writer != nil && x.writer.hijacked
-}
-
-func describeResponse(x *exchange, k *kind) *Response {
-	response := &Response{
-		Status:   statusWritten(x.writer),
-		Headers:  x.headers,
-		Duration: now().Sub(x.received),
-		Aborted:  x.aborted,
-	}
-	if k.limit > 0 {
-		response.Body, response.BodyTruncated = bodyWritten(x.writer, k.limit)
+// requestPart returns what a record says of the request where that is not all but the body.
+func requestPart(x *exchange, k *kind) *Request {
+	if k.name == kindResponse {
+		return requestLine(x.request, k.requestHeaders)
 	}
 
-	return response
+	request := *x.request
+	if x.body != nil {
+		request.Body, request.BodyTruncated = bodyRead(x.body, k.limit)
+	}
+
+	return &request
 }
 
 // now and newID are variables so that tests can fix the time and the id of a record.

@@ -8,14 +8,14 @@ import (
 	"sync/atomic"
 )
 
-// spanlessLimit is after how many requests without a span an instance stops to look for one. Tracing is fixed for the life of
+// missedLimit is after how many requests without a span an instance stops to look for one. Tracing is fixed for the life of
 // the process, but a router can switch it off for itself.
-const spanlessLimit = 16
+const missedLimit = 16
 
-// tracing is what an instance knows of Traefik's tracing.
-type tracing struct {
-	// spanless counts the requests without a span, until the first with one.
-	spanless atomic.Int32
+// spans is what an instance knows of Traefik's tracing.
+type spans struct {
+	// missed counts the requests without a span, until the first with one.
+	missed atomic.Int32
 	// found says that a request with a span has been seen: from then on every request is looked at.
 	found atomic.Bool
 }
@@ -31,19 +31,16 @@ var traceparent = regexp.MustCompile(`^(?:00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a
 // traceID returns the id of the trace that a request belongs to, or "": Traefik's own where there is one, else the client's.
 // Traefik puts a traceparent on the request only on its way to the backend, so its own is in the context alone.
 func traceID(h *handler, req *http.Request) string {
-	if h.tracing.spanless.Load() < spanlessLimit {
+	if h.spans.missed.Load() < missedLimit {
 		if id := spanTraceID(h, req); id != "" {
 			return id
 		}
 	}
-	if header := req.Header["Traceparent"]; header != nil {
-		return traceparentID(header)
-	}
 
-	return ""
+	return traceparentID(req.Header["Traceparent"])
 }
 
-// traceparentID returns the trace id of a valid traceparent header, else "". Two such headers are not valid.
+// traceparentID returns the trace id of a valid traceparent header, else "". None is not valid, nor are two.
 func traceparentID(header []string) string {
 	if len(header) != 1 {
 		return ""
@@ -77,9 +74,9 @@ func spanTraceID(h *handler, req *http.Request) string {
 		id = idOfSpan(ctx.Value(key))
 	}
 	if id != "" {
-		h.tracing.found.Store(true)
-	} else if !h.tracing.found.Load() {
-		h.tracing.spanless.Add(1)
+		h.spans.found.Store(true)
+	} else if !h.spans.found.Load() {
+		h.spans.missed.Add(1)
 	}
 
 	return id

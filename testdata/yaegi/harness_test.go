@@ -12,9 +12,11 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/traefik-tap/tap"
 	"github.com/traefik-tap/tap/testdata/yaegi/host"
@@ -80,12 +82,15 @@ func (l *logLines) take() []string {
 	return lines
 }
 
-// received is one POST to an endpoint.
+// received is one record that an endpoint got.
 type received struct {
 	tap.Record
+	// Payload is the body of the POST, or the record's line of a batch without its line feed.
 	Payload []byte
 	Header  http.Header
 	URI     string
+	// POST is the number of the POST from 1. The records of a batch share it.
+	POST int64
 }
 
 // receiver is an endpoint on loopback.
@@ -94,27 +99,59 @@ type receiver struct {
 	records chan received
 }
 
-// newReceiver starts an endpoint that answers by answer; nil accepts every record. What it got can be read before it has answered.
+// newReceiver starts an endpoint that answers by answer; nil accepts every record. What it got can be read before it has answered, and
+// answer can read the body once more.
 func newReceiver(t *testing.T, answer http.HandlerFunc) *receiver {
 	t.Helper()
+
+	return startReceiver(t, answer, func(*httptest.Server) {})
+}
+
+// startReceiver is newReceiver for an endpoint that prepare changes before it starts: with TLS when it sets that up.
+func startReceiver(t *testing.T, answer http.HandlerFunc, prepare func(*httptest.Server)) *receiver {
+	t.Helper()
 	r := &receiver{records: make(chan received, 100_000)}
-	r.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+	var posts atomic.Int64
+	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		payload, err := io.ReadAll(req.Body)
 		if err != nil {
 			return // The connection was cut: no record.
 		}
-		got := received{Payload: payload, Header: req.Header, URI: req.RequestURI}
-		if err := json.Unmarshal(payload, &got.Record); err != nil {
-			t.Errorf("the endpoint got no JSON: %v: %q", err, payload)
+		post := posts.Add(1)
+		for _, line := range linesOf(t, req.Header, payload) {
+			got := received{Payload: line, Header: req.Header, URI: req.RequestURI, POST: post}
+			if err := json.Unmarshal(line, &got.Record); err != nil {
+				t.Errorf("the endpoint got no JSON: %v: %q", err, line)
+			}
+			r.records <- got
 		}
-		r.records <- got
 		if answer != nil {
+			req.Body = io.NopCloser(bytes.NewReader(payload))
 			answer(rw, req)
 		}
 	}))
+	r.Config.ErrorLog = log.New(io.Discard, "", 0)
+	prepare(r.Server)
+	if r.TLS == nil {
+		r.Start()
+	} else {
+		r.StartTLS()
+	}
 	t.Cleanup(r.Close)
 
 	return r
+}
+
+// linesOf returns the records of a POST: several when it is a batch.
+func linesOf(t *testing.T, header http.Header, payload []byte) [][]byte {
+	t.Helper()
+	if header.Get("Content-Type") != "application/x-ndjson" {
+		return [][]byte{payload}
+	}
+	text, whole := bytes.CutSuffix(payload, []byte("\n"))
+	assert.True(t, whole, "the last line of a batch has no end")
+
+	return bytes.Split(text, []byte("\n"))
 }
 
 // next waits for one record.
