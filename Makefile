@@ -5,7 +5,7 @@ linter := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 # The race detector needs a C compiler. Without one the go command reports CGO_ENABLED=0, and the tests run without it.
 race := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 
-.PHONY: all lint test demo
+.PHONY: all lint test demo bench
 .SILENT:
 
 all: lint test
@@ -25,3 +25,23 @@ test: # Tests every module: the root runs the plugin compiled, testdata/yaegi in
 
 demo: # Sends requests through the interpreted plugin and shows their records.
 	cd examples/demo && go run .
+
+# Several short rounds over everything rather than one long one: what is compared must have had the same machine.
+rounds := 4
+
+bench: # Measures what the tap costs, in about 4 minutes. The results of all rounds stay in bench.out, for benchstat.
+	set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	overlay=$$(go run ./testdata/cost/stub . "$$work"); \
+	go test -c -o "$$work/tap.test" .; \
+	cd testdata/yaegi; \
+	go test -c -o "$$work/yaegi.test" .; \
+	go test -c -overlay="$$overlay" -o "$$work/stubbed.test" .; \
+	: >../../bench.out; \
+	for round in $$(seq $(rounds)); do \
+		echo "Round $$round of $(rounds)" >&2; \
+		{ "$$work/tap.test" -test.run='^$$' -test.bench=. -test.benchtime=20ms && \
+			"$$work/stubbed.test" -test.run='^$$' -test.bench=Records -test.benchtime=50ms && \
+			"$$work/yaegi.test" -test.run='^$$' -test.bench='Traffic|Bodies' -test.benchtime=200ms; \
+		} >>../../bench.out || { tail -n 20 ../../bench.out >&2; exit 1; }; \
+	done; \
+	go run ./benchtable <../../bench.out
