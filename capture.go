@@ -41,6 +41,8 @@ type requestBody struct {
 	ahead []byte
 	// idle says that nothing is left to be done but to read. Only the reading goroutine knows it.
 	idle bool
+	// atEnd says that the end has been passed on.
+	atEnd bool
 
 	mu     sync.Mutex
 	copied []byte
@@ -51,19 +53,43 @@ type requestBody struct {
 
 // Read implements io.Reader.
 func (b *requestBody) Read(p []byte) (int, error) {
+	if !b.idle {
+		return readCopying(b, p)
+	}
+
+	n, err := b.original.Read(p)
+	if err != nil {
+		endReading(b, err)
+	}
+
+	return n, err
+}
+
+// readCopying is Read as long as there is more to do than to read.
+func readCopying(b *requestBody, p []byte) (int, error) {
 	if len(b.ahead) > 0 {
 		n := copy(p, b.ahead)
 		b.ahead = b.ahead[n:]
 
 		return n, nil
 	}
+	if b.atEnd {
+		return 0, io.EOF
+	}
 
 	n, err := b.original.Read(p)
-	if !b.idle {
-		copyRequestBody(b, p[:n], err)
+	copyRequestBody(b, p[:n], err)
+	if err != nil {
+		endReading(b, err)
 	}
 
 	return n, err
+}
+
+// endReading sees to it that the original is not read beyond its end: a transport may try to, when net/http has closed it already.
+func endReading(b *requestBody, err error) {
+	b.idle = false
+	b.atEnd = err == io.EOF //nolint:errorlint // io.Reader promises io.EOF itself.
 }
 
 // Close implements io.Closer.
@@ -90,7 +116,7 @@ func copyRequestBody(b *requestBody, p []byte, err error) {
 	b.read += int64(len(p))
 	b.ended = b.ended || err == io.EOF || b.read == b.length //nolint:errorlint // io.Reader promises io.EOF itself.
 	noticeRecordable(b)
-	b.idle = b.ended || b.read > b.limit
+	b.idle = b.read > b.limit && b.recordable < 0
 }
 
 // noticeRecordable tells once that all has been read that the record needs which is sent while the body is under way.
@@ -122,6 +148,7 @@ func readAhead(b *requestBody, limit int64) error {
 	b.ahead = buffer.Bytes()
 	b.read = int64(len(b.ahead))
 	b.ended = b.read <= limit
+	b.atEnd = b.ended
 	b.copied = b.ahead
 	if b.read > b.limit {
 		b.copied = b.ahead[:b.limit:b.limit]
@@ -180,6 +207,9 @@ type responseWriter struct {
 	header  http.Header
 	body    []byte
 	written int64
+	// bulk says that large writes are not counted any more: the length is announced, nothing more is copied, and what is left of the
+	// response is flushed at its end.
+	bulk bool
 	// implied says that the handler has written nothing, and net/http will answer for it.
 	implied  bool
 	hijacked bool
@@ -228,13 +258,19 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 		return writeOther(w, p)
 	}
 
+	if w.bulk && len(p) >= flushBelow {
+		return w.rw.Write(p)
+	}
+
 	n, err := w.rw.Write(p)
 	if w.room > 0 {
 		copyResponseBody(w, p[:n])
 	}
 	w.written += int64(n)
-	if n < flushBelow || w.length < 0 || w.written == w.length {
+	if n < flushBelow || w.written >= w.length {
 		flushWritten(w)
+	} else {
+		w.bulk = w.room == 0
 	}
 
 	return n, err
@@ -345,11 +381,29 @@ func negotiates(vary []string) bool {
 	return strings.Contains(strings.ToLower(strings.Join(vary, ",")), "accept-encoding")
 }
 
-// flushWhole sends a response that has been written to its end without a write that would have flushed it: one without a body.
+// flushWhole sends a response that has been written to its end without a write that would have flushed it. Where
+// the length is not known net/http would announce one of 0, which is left to it unless trailers are to follow.
 func flushWhole(w *responseWriter) {
-	if !w.implied && !w.hijacked && (w.length >= 0 || w.status == http.StatusNotModified) && !negotiates(w.vary) {
+	if w.implied || w.hijacked || w.refused {
+		return
+	}
+	if w.length >= 0 || w.status == http.StatusNotModified {
+		if !negotiates(w.vary) {
+			flush(w)
+		}
+	} else if hasTrailers(w.rw.Header()) {
 		flush(w)
 	}
+}
+
+func hasTrailers(header http.Header) bool {
+	for name := range header {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			return true
+		}
+	}
+
+	return false
 }
 
 // bodyWritten returns what has been copied of the body, at most limit bytes, and whether the body is longer than that.
@@ -359,7 +413,7 @@ func bodyWritten(w *responseWriter, limit int64) ([]byte, bool) {
 		body = body[:limit:limit]
 	}
 
-	return body, w.written > limit
+	return body, w.written > limit || w.bulk
 }
 
 // settle gives a response whose handler wrote no status the one it gets from net/http: 200, or 101 on a connection that was taken over.
@@ -501,7 +555,7 @@ func takeTrailers(header, written http.Header) http.Header {
 // pass writes held bytes, which are copied and counted already.
 func pass(w *responseWriter, p []byte) (int, error) {
 	n, err := w.rw.Write(p)
-	if n < flushBelow || w.length < 0 || w.written == w.length {
+	if n < flushBelow || w.written >= w.length {
 		flushWritten(w)
 	}
 

@@ -33,7 +33,9 @@ const (
 	longestDialPause = time.Second
 	// longestPause is the most time for which a target that has failed is passed over while another one is up.
 	longestPause = 30 * time.Second
-	// cutsUntilDown is how many connections in a row a target may cut before it has answered: then it counts as down.
+	// resends is how many times a record is sent again at once when its connection ended before the answer.
+	resends = 3
+	// cutsUntilDown is how many records in a row a target may leave without an answer by cutting their connections: then it counts as down.
 	cutsUntilDown = 5
 )
 
@@ -228,8 +230,9 @@ func attempt(ctx context.Context, t *target, d *delivery) answer {
 
 	resp, err := t.transport.RoundTrip(req)
 	if err != nil {
-		noteCut(&t.gate, err)
-
+		resp, err = sendAgain(t, req, err)
+	}
+	if err != nil {
 		return answer{err: err}
 	}
 	if t.gate.trouble.Load() {
@@ -246,6 +249,26 @@ func attempt(ctx context.Context, t *target, d *delivery) answer {
 	}
 
 	return answer{status: resp.StatusCode}
+}
+
+// sendAgain sends a POST again whose connection ended before the answer: one that was kept may be gone, which shows only when it is
+// used. The transport does so itself, but not for a request of which a part was written. Where one kept connection is gone most
+// others are, so none is used again.
+func sendAgain(t *target, req *http.Request, err error) (*http.Response, error) {
+	for tries := 0; tries < resends && isCut(&t.gate, err); tries++ {
+		t.transport.CloseIdleConnections()
+		again := req.Clone(req.Context())
+		again.Body, _ = req.GetBody()
+		var resp *http.Response
+		if resp, err = t.transport.RoundTrip(again); err == nil {
+			return resp, nil
+		}
+	}
+	if isCut(&t.gate, err) {
+		noteCut(&t.gate, err)
+	}
+
+	return nil, err
 }
 
 // adapt gives a POST the credentials of the target's URL, unless `headers` has some, and the Host header that `headers` asks for.
@@ -363,7 +386,7 @@ type target struct {
 
 func newTarget(s targetSettings, settings endpointSettings) *target {
 	// The default transport of Traefik's process: proxies from the environment, HTTP/2 over TLS.
-	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // net/http says so.
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:errcheck // It is one, by net/http's documentation.
 	transport.DisableCompression = true
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = maxIdleConnections
@@ -391,12 +414,13 @@ func inOrder(e *endpoint) []*target {
 	var probed, working, failed []*target
 	for i := range e.targets {
 		t := e.targets[(e.preferred+i)%len(e.targets)]
-		if t.pause == 0 {
+		switch {
+		case t.pause == 0:
 			working = append(working, t)
-		} else if len(probed) == 0 && now.After(t.again) {
+		case len(probed) == 0 && now.After(t.again):
 			probed = append(probed, t)
 			t.again = now.Add(t.pause)
-		} else {
+		default:
 			failed = append(failed, t)
 		}
 	}
@@ -442,7 +466,7 @@ type gate struct {
 	trouble atomic.Bool
 
 	mu sync.Mutex
-	// cuts counts the connections in a row that were cut before an answer.
+	// cuts counts the records in a row for which no connection lasted until the answer.
 	cuts int
 	// closed says that the target is down, and err why.
 	closed bool
@@ -510,16 +534,23 @@ func openGate(g *gate) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	g.cuts, g.closed, g.err, g.again = 0, false, nil, time.Time{}
+	g.cuts = 0
+	g.closed = false
+	g.err = nil
+	g.again = time.Time{}
 	g.trouble.Store(false)
 }
 
-// noteCut counts the connections that end without an answer. Not having waited long enough for one is no such end.
-func noteCut(g *gate, err error) {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return
-	}
+// isCut says that an attempt failed because its connection ended, rather than for want of time or of a connection.
+func isCut(g *gate, err error) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 
+	return !g.closed && !errors.Is(err, context.DeadlineExceeded)
+}
+
+// noteCut counts the records for which no connection lasted until the answer.
+func noteCut(g *gate, err error) {
 	g.mu.Lock()
 	g.cuts++
 	g.trouble.Store(true)

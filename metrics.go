@@ -171,7 +171,7 @@ func serveMetrics(rw http.ResponseWriter) {
 		}
 		byKind.Do(func(kind expvar.KeyValue) {
 			labels := fmt.Sprintf(`middleware="%s",kind="%s"`, escapeLabel(middleware.Key), escapeLabel(kind.Key))
-			writeSource(&records, &sizes, &seconds, labels, kind.Value.(*expvar.Map)) //nolint:forcetypeassert // countersFor has made it.
+			writeSource(&records, &sizes, &seconds, labels, kind.Value.(*expvar.Map)) //nolint:errcheck // countersFor has made it one.
 		})
 	})
 

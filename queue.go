@@ -114,7 +114,7 @@ func newDelivery(s *source, id string, payload []byte, started time.Time) *deliv
 		return d
 	}
 
-	d.payload = append(payload, '\n')
+	d.payload = append(d.payload, '\n')
 	d.header = s.endpoint.settings.headers.Clone()
 	d.header["Content-Type"] = []string{"application/x-ndjson"}
 	d.header["X-Tap-Record"] = []string{"batch"}

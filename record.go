@@ -67,14 +67,14 @@ type Response struct {
 }
 
 // describeRequest returns all of a request but its body.
-func describeRequest(req *http.Request, redact []string) *Request {
+func describeRequest(req *http.Request, r *redaction) *Request {
 	return &Request{
 		Method:     req.Method,
 		URL:        req.RequestURI,
 		Host:       req.Host,
 		Proto:      req.Proto,
 		RemoteAddr: req.RemoteAddr,
-		Headers:    redactHeaders(req.Header.Clone(), redact),
+		Headers:    redact(req.Header.Clone(), r),
 	}
 }
 
@@ -100,18 +100,42 @@ func requestLine(request *Request, names []string) *Request {
 	}
 }
 
-// redactHeaders takes the values of the named headers out of headers, which it changes. Their number stays.
-func redactHeaders(headers http.Header, names []string) http.Header {
-	for _, name := range names {
-		if headers[name] != nil {
-			redactHeader(headers, name)
+// redaction is which header values are not recorded.
+type redaction struct {
+	// names are the names of the headers in canonical form.
+	names map[string]bool
+	// lengths are those of the names. A header whose name has another length is passed over without a call.
+	lengths map[int]bool
+}
+
+func newRedaction(names []string) *redaction {
+	r := &redaction{names: map[string]bool{}, lengths: map[int]bool{}}
+	for _, name := range canonical(names) {
+		r.names[name] = true
+		r.lengths[len(name)] = true
+	}
+
+	return r
+}
+
+// redact takes values out of headers, which it changes. Their number stays.
+//
+// Names from the network are canonical, but a middleware may have written any spelling into the map, so all are looked at.
+func redact(headers http.Header, r *redaction) http.Header {
+	for name := range headers {
+		if r.lengths[len(name)] {
+			redactHeader(headers, name, r)
 		}
 	}
 
 	return headers
 }
 
-func redactHeader(headers http.Header, name string) {
+func redactHeader(headers http.Header, name string, r *redaction) {
+	if !r.names[http.CanonicalHeaderKey(name)] {
+		return
+	}
+
 	values := make([]string, len(headers[name]))
 	for i := range values {
 		values[i] = redacted

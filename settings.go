@@ -295,10 +295,11 @@ func parseDuration(option, text string, byDefault time.Duration) (time.Duration,
 		return byDefault, nil
 	}
 
-	duration, err := time.ParseDuration(text)
-	if seconds, numberErr := strconv.ParseInt(text, 10, 32); numberErr == nil {
-		duration, err = time.Duration(seconds)*time.Second, nil
+	withUnit := text
+	if _, err := strconv.Atoi(text); err == nil {
+		withUnit += "s"
 	}
+	duration, err := time.ParseDuration(withUnit)
 	if err != nil || duration < 0 {
 		return 0, fmt.Errorf("%s: %q is not a duration such as 500ms or 10s", option, text)
 	}

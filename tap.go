@@ -113,10 +113,10 @@ func CreateConfig() *Config {
 func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
 	h := &handler{
 		next:   next,
-		redact: spellings(config.RedactHeaders),
+		redact: newRedaction(config.RedactHeaders),
 	}
 	if config.RedactHeaders == nil {
-		h.redact = spellings(strings.Split(defaultRedactHeaders, ","))
+		h.redact = newRedaction(strings.Split(defaultRedactHeaders, ","))
 	}
 
 	if err := refuseUnknown("", config.Unknown); err != nil {
@@ -228,24 +228,10 @@ func canonical(names []string) []string {
 	return all
 }
 
-// spellings returns header names as they may stand in an http.Header: what comes from the network is canonical, but a
-// middleware may have written another spelling into the map.
-func spellings(names []string) []string {
-	var all []string
-	for _, name := range canonical(names) {
-		all = append(all, name)
-		if lower := strings.ToLower(name); lower != name {
-			all = append(all, lower)
-		}
-	}
-
-	return all
-}
-
 // handler is the middleware.
 type handler struct {
 	next   http.Handler
-	redact []string
+	redact *redaction
 
 	// A kind is nil when it is not recorded.
 	request, response, exchange *kind
@@ -375,7 +361,7 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		x.request = describeRequest(req, h.redact)
 	}
 	if h.copiesBody {
-		copyBody(x, req)
+		req = copyBody(x, req)
 	}
 
 	if h.admits && !admit(x, rw, req) {
@@ -408,10 +394,11 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	finish(x)
 }
 
-// copyBody puts a copying body in the place of the request's, unless there is none.
-func copyBody(x *exchange, req *http.Request) {
+// copyBody returns the request with a copying body, unless it has none. It is another request: net/http looks at the body of its own to
+// decide what becomes of the connection.
+func copyBody(x *exchange, req *http.Request) *http.Request {
 	if req.ContentLength == 0 || req.Body == nil || req.Body == http.NoBody {
-		return
+		return req
 	}
 
 	h := x.handler
@@ -420,7 +407,10 @@ func copyBody(x *exchange, req *http.Request) {
 		x.body.recordable = h.request.limit
 		x.body.recorded = func() { sendApart(x, h.request) }
 	}
+	req = req.WithContext(req.Context())
 	req.Body = x.body
+
+	return req
 }
 
 // admit decides whether a request may go on, and answers it where it may not: nothing that must be recorded whole is larger
@@ -495,7 +485,7 @@ func holdBack(x *exchange) {
 func acceptResponse(x *exchange) bool {
 	x.asked = true
 	// A copy: the client is to get the real values.
-	x.headers = redactHeaders(x.writer.header.Clone(), x.handler.redact)
+	x.headers = redact(x.writer.header.Clone(), x.handler.redact)
 
 	response, exchange := x.handler.response, x.handler.exchange
 	if response != nil && response.reject && !deliver(x, response) {
@@ -514,7 +504,7 @@ func finish(x *exchange) {
 	if w.hold != nil {
 		endHold(w)
 	}
-	if w.written == 0 {
+	if w.written == 0 || w.bulk {
 		flushWhole(w)
 	}
 
@@ -541,7 +531,7 @@ func deliverRest(x *exchange) {
 	if h.holds {
 		response, exchange = undelivered(x, response), undelivered(x, exchange)
 	}
-	x.headers = redactHeaders(x.writer.header, h.redact)
+	x.headers = redact(x.writer.header, h.redact)
 	if response != nil {
 		deliverResponse(x, response, exchange)
 	}
