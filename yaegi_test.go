@@ -33,6 +33,7 @@ const (
 	becauseMarshaler      = "marshalling method: called only for the direct argument of json.Marshal; marshal plain fields"
 	becauseErrorType      = "error type: errors.As and type switches panic or take the wrong case; use errors.New or fmt.Errorf"
 	becauseErrorSwitch    = "type switch over an error: takes the wrong case; compare with errors.Is"
+	becauseNilAmongOthers = "nil in an assignment to several variables: panics; assign it alone"
 	becauseEmbeddedIO     = "embedded io interface: reads silently from the wrong reader; name the field and write the methods out, on a pointer"
 	becauseEmbeddedOwn    = "embedded interface of the plugin: panics; name the field"
 	becauseCompiledField  = "plugin type as interface field of a compiled struct literal: panics; assign it through a variable of the interface type first"
@@ -69,6 +70,7 @@ func TestFindBroken_FindsEachConstruct(t *testing.T) {
 		{"type box[T any] struct{ v T }", becauseGenerics},
 		{"var p atomic.Pointer[string]", becauseGenerics},
 		{"var f = sync.OnceValue(func() int { return 1 })", becauseGenerics},
+		{"func f(s string, err error) { s, err = \"\", nil; _, _ = s, err }", becauseNilAmongOthers},
 		{"func f() { for i := range 3 { _ = i } }", becauseRange},
 		{"func f(n int64) { for range n { } }", becauseRange},
 		{"var v = min(1, len(os.Args))", becauseBuiltin},
@@ -123,6 +125,7 @@ func TestFindBroken_LetsPassWhatWorks(t *testing.T) {
 		"func f() func() { return func() { g() } }; func g() {}",
 		"func f(rt http.RoundTripper) *http.Client { return &http.Client{Transport: rt} }",
 		"func f(v any) { switch v.(type) { case int: } }",
+		"func f(err error) { err = nil; a, b := 1, 2; a, b = b, a; _, _, _ = a, b, err }",
 	}
 
 	for _, code := range cases {
@@ -263,6 +266,8 @@ func (f *finder) check(node ast.Node) bool {
 		if init, ok := node.Init.(*ast.AssignStmt); ok {
 			f.checkLoopVariables(init.Lhs, node.Body)
 		}
+	case *ast.AssignStmt:
+		f.checkAssignment(node)
 	case *ast.CallExpr:
 		f.called[ast.Unparen(node.Fun)] = true
 		f.checkBuiltin(node)
@@ -332,6 +337,14 @@ func (f *finder) checkLoopVariables(variables []ast.Expr, body *ast.BlockStmt) {
 
 		return false
 	})
+}
+
+func (f *finder) checkAssignment(assignment *ast.AssignStmt) {
+	for _, value := range assignment.Rhs {
+		if len(assignment.Rhs) > 1 && f.info.Types[value].IsNil() {
+			f.report(value, becauseNilAmongOthers)
+		}
+	}
 }
 
 func (f *finder) checkBuiltin(call *ast.CallExpr) {
