@@ -301,12 +301,14 @@ func writeOtherHeader(w *responseWriter, status int) {
 		}
 	case w.status != 0:
 		// Too late.
-	case w.hold != nil:
+	case w.hold != nil && status != http.StatusSwitchingProtocols:
 		w.status = status
 		w.header = w.rw.Header().Clone()
 		w.length = parseLength(w.header["Content-Length"])
 		holdHeader(w)
 	default:
+		// An upgrade, which is served as it comes.
+		w.hold = nil
 		w.status = status
 		w.header = w.rw.Header().Clone()
 		w.passing = true
@@ -443,7 +445,7 @@ type hold struct {
 
 // holdHeader is WriteHeader of a held response. Its record may be complete without a body.
 func holdHeader(w *responseWriter) {
-	if w.length > w.hold.max {
+	if w.length > w.hold.max && w.status != http.StatusNotModified {
 		refuse(w)
 	} else if w.hold.limit == 0 && w.hold.max > 0 && accepted(w) {
 		_ = release(w, nil)

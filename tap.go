@@ -373,7 +373,7 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 
 	x.writer = &responseWriter{rw: rw, room: h.responseRoom, length: -1, vary: rw.Header()["Vary"]}
 	if h.holds {
-		holdBack(x)
+		holdBack(x, req.Method)
 	}
 
 	defer func() {
@@ -472,12 +472,19 @@ func deliverApart(x *exchange, k *kind) {
 }
 
 // holdBack keeps the response from the client until its records are accepted.
-func holdBack(x *exchange) {
-	x.writer.hold = &hold{
+func holdBack(x *exchange, method string) {
+	w := x.writer
+	w.hold = &hold{
 		limit:  x.handler.holdLimit,
 		max:    x.handler.holdMax,
 		accept: func() bool { return acceptResponse(x) },
-		before: x.writer.rw.Header().Clone(),
+		before: w.rw.Header().Clone(),
+	}
+	if method == http.MethodHead {
+		// Its answer has no body, whatever its length says and the handler writes.
+		w.room = 0
+		w.hold.limit = 0
+		w.hold.max = unlimited
 	}
 }
 
