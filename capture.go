@@ -193,6 +193,8 @@ type responseWriter struct {
 	rw http.ResponseWriter
 	// room is how many more bytes of the body are copied.
 	room int64
+	// bodiless says that the response has no body, whatever its length says and the handler writes: it is the answer to HEAD.
+	bodiless bool
 	// vary is the header of that name before the handler was called.
 	vary []string
 	// hold is nil, unless the response is held back.
@@ -410,6 +412,10 @@ func hasTrailers(header http.Header) bool {
 
 // bodyWritten returns what has been copied of the body, at most limit bytes, and whether the body is longer than that.
 func bodyWritten(w *responseWriter, limit int64) ([]byte, bool) {
+	if w.bodiless {
+		return nil, false
+	}
+
 	body := w.body
 	if int64(len(body)) > limit {
 		body = body[:limit:limit]

@@ -371,9 +371,9 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		sendRequest(x)
 	}
 
-	x.writer = &responseWriter{rw: rw, room: h.responseRoom, length: -1, vary: rw.Header()["Vary"]}
+	x.writer = &responseWriter{rw: rw, room: h.responseRoom, length: -1, vary: rw.Header()["Vary"], bodiless: req.Method == http.MethodHead}
 	if h.holds {
-		holdBack(x, req.Method)
+		holdBack(x)
 	}
 
 	defer func() {
@@ -472,7 +472,7 @@ func deliverApart(x *exchange, k *kind) {
 }
 
 // holdBack keeps the response from the client until its records are accepted.
-func holdBack(x *exchange, method string) {
+func holdBack(x *exchange) {
 	w := x.writer
 	w.hold = &hold{
 		limit:  x.handler.holdLimit,
@@ -480,9 +480,7 @@ func holdBack(x *exchange, method string) {
 		accept: func() bool { return acceptResponse(x) },
 		before: w.rw.Header().Clone(),
 	}
-	if method == http.MethodHead {
-		// Its answer has no body, whatever its length says and the handler writes.
-		w.room = 0
+	if w.bodiless {
 		w.hold.limit = 0
 		w.hold.max = unlimited
 	}

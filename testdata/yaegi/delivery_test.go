@@ -417,28 +417,29 @@ func assertRejects(t *testing.T, e engine, failing string, rejects map[string]bo
 }
 
 func TestDelivery_LosesNoRecordOfAClientThatGoesAway(t *testing.T) {
-	// goAway ends when the server in front of the tap has noticed that the client is gone.
-	cases := map[string]func(goAway func()) (backend, answer http.HandlerFunc){
-		"while the backend works": func(goAway func()) (backend, answer http.HandlerFunc) {
-			return func(http.ResponseWriter, *http.Request) { goAway() }, nil
-		},
-		"while the endpoint is asked": func(goAway func()) (backend, answer http.HandlerFunc) {
-			return accept, func(http.ResponseWriter, *http.Request) { goAway() }
-		},
-	}
-	for name, c := range cases {
+	cases := map[string]bool{"while the backend works": true, "while the endpoint is asked": false}
+	for name, backendWorks := range cases {
 		t.Run(name, func(t *testing.T) {
 			onBothEngines(t, func(t *testing.T, e engine) {
 				bothWays(t, func(t *testing.T, reject bool) {
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					noticed := make(chan struct{})
+					// Ends when the server in front of the tap has noticed that the client is gone.
 					goAway := sync.OnceFunc(func() {
 						cancel()
 						receive(t, noticed, "the end of the client's connection")
 					})
-					backend, answer := c(goAway)
-					backendURL, endpoint := newBackend(t, nil, backend), newReceiver(t, answer)
+					backendURL := newBackend(t, nil, func(http.ResponseWriter, *http.Request) {
+						if backendWorks {
+							goAway()
+						}
+					})
+					endpoint := newReceiver(t, func(http.ResponseWriter, *http.Request) {
+						if !backendWorks {
+							goAway()
+						}
+					})
 					s := serve(t, e, every(endpoint.URL, settings{"rejectOnRecordError": reject}), newProxy(t, backendURL), func(next http.Handler) http.Handler {
 						return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 							context.AfterFunc(req.Context(), func() { close(noticed) })
@@ -533,7 +534,7 @@ func TestDelivery_GivesUpAnEndpointThatCutsEveryConnection(t *testing.T) {
 		require.Nil(t, s.done(t))
 		assertRefused(t, resp, body)
 		first := endpoint.next(t)
-		assert.LessOrEqual(t, len(endpoint.records), 2)
+		assert.Less(t, len(endpoint.records), 10, "a handful, however often a connection is taken for a stale one")
 		for len(endpoint.records) > 0 {
 			assertSamePOST(t, first, endpoint.next(t))
 		}
