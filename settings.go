@@ -173,6 +173,9 @@ func parseHeaders(option string, configured map[string]string, headers http.Head
 		if !headerValue.MatchString(value) {
 			return fmt.Errorf("%s: the value of %s has a character that a header cannot have", option, name)
 		}
+		if headers.Get(name) != "" {
+			return fmt.Errorf("%s: %s is there twice, in different letter case", option, http.CanonicalHeaderKey(name))
+		}
 		headers.Set(name, value)
 	}
 

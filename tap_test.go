@@ -144,6 +144,7 @@ func TestNew_NamesTheOptionThatIsWrong(t *testing.T) {
 		{"a header value with a carriage return", "headers", headers("X-Token", "s3cret\r")},
 		{"a header value with a NUL", "headers", headers("X-Token", "\x00s3cret")},
 		{"a header value with a DEL", "headers", headers("X-Token", "s3cret\x7f")},
+		{"a header that is there twice", "headers", func(c *RecordConfig) { c.Headers = map[string]string{"X-Token": "s3cret", "x-token": "s3cret"} }},
 		{"a header in a missing file", "headers", headers("X-Token", "file:"+missing)},
 		{"a header in a folder", "headers", headers("X-Token", "file:"+filepath.Dir(missing))},
 		{"the id", "headers", headers("x-tap-id", "s3cret")},
