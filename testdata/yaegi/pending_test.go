@@ -199,7 +199,7 @@ func reloadUnderLoad(t *testing.T, e engine, options settings) {
 		urls[url] = true
 	}
 	endpoint.none(t)
-	assert.Equal(t, made.Load(), int64(countsOf(t, "audit@file").since(before).Sent))
+	assert.Equal(t, made.Load(), countsOf(t, "audit@file").since(before).Sent)
 	require.Eventually(t, func() bool { return connections.open.Load() == 0 }, patience, time.Millisecond, "connections are left")
 	endpoint.Close()
 	goleak.VerifyNone(t, running)
