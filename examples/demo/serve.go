@@ -19,9 +19,10 @@ func (d *demo) serve(ctx context.Context) error {
 		defer printing.Unlock()
 		d.page.print(text)
 	}
-	show(strings.ReplaceAll(instructions, "URL", c.URL))
 	d.log.follow(func(line string) { show("\n" + bad.Render("Traefik's log") + "  " + line) })
 	c.endpoint.before(func(_ context.Context, got record) { show("\n" + got.String()) })
+	// Last: whoever reads the URL may use it at once.
+	show(strings.ReplaceAll(instructions, "URL", c.URL))
 
 	<-ctx.Done()
 	c.Close()
