@@ -31,7 +31,7 @@ const (
 	// shortestPause and longestDialPause bound the time in which nobody dials a target that is down.
 	shortestPause    = 50 * time.Millisecond
 	longestDialPause = time.Second
-	// longestPause is the most time for which a target that has failed is passed over while another one is up.
+	// longestPause is the most time between two attempts, and for which a target that has failed is passed over while another one is up.
 	longestPause = 30 * time.Second
 	// resends is how many times a record is sent again at once when its connection ended before the answer.
 	resends = 3
@@ -290,7 +290,9 @@ func persist(ctx context.Context, e *endpoint, d *delivery) answer {
 		if left <= 0 || !isTemporary(a) || !sleepUntilRetry(e, d, a, pause) {
 			return a
 		}
-		pause *= 2
+		if pause *= 2; pause > longestPause {
+			pause = longestPause
+		}
 	}
 }
 

@@ -81,7 +81,7 @@ type RecordConfig struct {
 type RetryConfig struct {
 	// Attempts is how often a record is tried, the first time included. Default 1.
 	Attempts *int `json:"attempts,omitempty"`
-	// InitialInterval is about the pause before the second time; it doubles from then on. A Go duration, or a number of seconds;
+	// InitialInterval is about the pause before the second time; it doubles from then on, up to 30s. A Go duration, or a number of seconds;
 	// default 100ms. A Retry-After of the endpoint is honoured. All ends at the timeout.
 	InitialInterval string `json:"initialInterval,omitempty"`
 	// Unknown collects the options that do not exist. New refuses them.
