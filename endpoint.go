@@ -33,8 +33,6 @@ const (
 	longestDialPause = time.Second
 	// longestPause is the most time between two attempts, and for which a target that has failed is passed over while another one is up.
 	longestPause = 30 * time.Second
-	// resends is how many times a record is sent again at once when its connection ended before the answer.
-	resends = 3
 	// cutsUntilDown is how many records in a row a target may leave without an answer by cutting their connections: then it counts as down.
 	cutsUntilDown = 5
 )
@@ -251,24 +249,25 @@ func attempt(ctx context.Context, t *target, d *delivery) answer {
 	return answer{status: resp.StatusCode}
 }
 
-// sendAgain sends a POST again whose connection ended before the answer: one that was kept may be gone, which shows only when it is
-// used. The transport does so itself, but not for a request of which a part was written. Where one kept connection is gone most
-// others are, so none is used again.
+// sendAgain sends a POST once more whose connection ended before the answer: one that was kept may be gone, which shows only when it is
+// used. The transport does so itself, but not for a request of which a part was written. Where one kept connection is gone others
+// are, so this time it is a new one.
 func sendAgain(t *target, req *http.Request, err error) (*http.Response, error) {
-	for tries := 0; tries < resends && isCut(&t.gate, err); tries++ {
-		t.transport.CloseIdleConnections()
-		again := req.Clone(req.Context())
-		again.Body, _ = req.GetBody()
-		var resp *http.Response
-		if resp, err = t.transport.RoundTrip(again); err == nil {
-			return resp, nil
-		}
+	if !isCut(&t.gate, err) {
+		return nil, err
 	}
-	if isCut(&t.gate, err) {
+
+	// A copy of the transport has no connections, and this one keeps none.
+	fresh := t.transport.Clone()
+	fresh.MaxIdleConnsPerHost = -1
+	again := req.Clone(req.Context())
+	again.Body, _ = req.GetBody()
+	resp, err := fresh.RoundTrip(again)
+	if err != nil && isCut(&t.gate, err) {
 		noteCut(&t.gate, err)
 	}
 
-	return nil, err
+	return resp, err
 }
 
 // adapt gives a POST the credentials of the target's URL, unless `headers` has some, and the Host header that `headers` asks for.

@@ -168,28 +168,36 @@ func nextBatch(q *queue) *batch {
 
 // handOver takes a record whose handler does not wait, and returns errDropped when as many are pending as may be.
 func handOver(s *source, id string, payload []byte, started time.Time) error {
+	q := &s.endpoint.queue
+	q.mu.Lock()
+	full := q.pending >= s.endpoint.settings.maxPending
+	if !full {
+		enqueue(s, id, payload, started)
+	}
+	q.mu.Unlock()
+	if full {
+		return accountDropped(s)
+	}
+
+	return nil
+}
+
+// enqueue gives a record a slot, or a place in a batch that waits for one. The queue's mutex is held.
+func enqueue(s *source, id string, payload []byte, started time.Time) {
 	e := s.endpoint
 	q := &e.queue
 	record := entry{source: s, size: len(payload), started: started}
 
-	q.mu.Lock()
-	defer q.mu.Unlock()
-
-	if q.pending >= e.settings.maxPending {
-		return accountDropped(s)
-	}
 	q.pending++
 	metrics.pending.Add(1)
 	if q.posts < q.slots {
 		q.posts++
 		go drain(e, &batch{delivery: newDelivery(s, id, payload, started), entries: []entry{record}})
 
-		return nil
+		return
 	}
 	b, _ := gather(s, id, payload, started)
 	b.entries = append(b.entries, record)
-
-	return nil
 }
 
 // drain delivers pending batches until there are none.

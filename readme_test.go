@@ -138,7 +138,6 @@ func TestReadme_NamesTheLimitsOfDelivery(t *testing.T) {
 	text := strings.Join(strings.Fields(readmeSection(t, "Options")), " ")
 
 	for _, limit := range []string{
-		fmt.Sprintf("sent again at once, up to %d times", resends),
 		"passed over for a pause that grows to " + longestPause.String(),
 		"dialled at most once in a pause that grows to " + longestDialPause.String(),
 		fmt.Sprintf("while %d POSTs to the endpoint are under way", batchSlots),
