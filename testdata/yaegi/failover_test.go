@@ -425,7 +425,7 @@ func endureOutage(t *testing.T, e engine, refuses bool, options settings) string
 		request()
 	}
 	// A burst before the first failure is known, and then a few a second. It is about 400 when each record tries.
-	assert.LessOrEqual(t, endpoint.attempts.Load(), int64(100))
+	assert.LessOrEqual(t, endpoint.attempts.Load(), int64(60))
 
 	endpoint.comeBack(t)
 	returned := time.Now()
