@@ -56,6 +56,7 @@ func newBackend(ctx context.Context, paced bool) *backend {
 	routes.HandleFunc("GET /products/42", b.product)
 	routes.HandleFunc("POST /orders", b.create)
 	routes.HandleFunc("POST /payments", b.create)
+	routes.HandleFunc("GET /reports/{number}", b.report)
 	routes.HandleFunc("GET /events", b.events)
 	routes.HandleFunc("GET /chat", b.chat)
 	routes.HandleFunc("PUT /files/{name}", b.store)
@@ -102,6 +103,10 @@ func (*backend) page(rw http.ResponseWriter, _ *http.Request) {
 func (*backend) product(rw http.ResponseWriter, _ *http.Request) {
 	rw.Header().Set("Set-Cookie", "session="+token)
 	answer(rw, http.StatusOK, `{"id":42,"name":"teapot","price":18}`)
+}
+
+func (*backend) report(rw http.ResponseWriter, req *http.Request) {
+	answer(rw, http.StatusOK, fmt.Sprintf(`{"report":%q}`, req.PathValue("number")))
 }
 
 func (*backend) create(rw http.ResponseWriter, req *http.Request) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,7 +66,7 @@ func newChain(ctx context.Context, plugin host.Plugin, paced bool) (*chain, erro
 
 func (c *chain) build(ctx context.Context, plugin host.Plugin) error {
 	dynamic, err := host.ReadDynamic(filepath.Join(host.Root(), "examples", "file-provider", "dynamic.yml"),
-		"http://127.0.0.1:8080", c.backend.URL, "http://127.0.0.1:9000", c.endpoint.URL)
+		"http://127.0.0.1:8080", c.backend.URL, "http://127.0.0.1:9000", c.endpoint.URL, "http://127.0.0.1:9001", nobody(ctx))
 	if err != nil {
 		return err
 	}
@@ -77,6 +78,14 @@ func (c *chain) build(ctx context.Context, plugin host.Plugin) error {
 	c.handler, err = dynamic.Build(ctx, plugin)
 
 	return err
+}
+
+// nobody returns a URL at which nobody listens.
+func nobody(ctx context.Context) string {
+	server := startServer(ctx, http.NotFoundHandler())
+	server.Close()
+
+	return server.URL
 }
 
 // Close ends all servers and connections.
@@ -135,13 +144,15 @@ type endpoint struct {
 
 	mu      sync.Mutex
 	records []record
-	// answering is called before each answer, if it is not nil.
+	// answering is called for each record before its POST is answered, if it is not nil.
 	answering func(ctx context.Context, got record)
+	// posts counts the POSTs.
+	posts int
 	// answered counts the records that were answered since the last take.
 	answered int
 }
 
-// record is one POST that an endpoint got.
+// record is a record that an endpoint got, with what came of its POST.
 type record struct {
 	tap.Record
 	payload []byte
@@ -157,23 +168,22 @@ func newEndpoint(ctx context.Context) *endpoint {
 }
 
 func (e *endpoint) serve(rw http.ResponseWriter, req *http.Request) {
-	got := record{header: req.Header, path: req.URL.Path}
-	var err error
-	if got.payload, err = io.ReadAll(req.Body); err == nil {
-		err = json.Unmarshal(got.payload, &got.Record)
-	}
+	got, err := readRecords(req)
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
 
 	e.mu.Lock()
-	e.records = append(e.records, got)
+	e.posts++
+	e.records = append(e.records, got...)
 	answering := e.answering
 	e.mu.Unlock()
 
 	if answering != nil {
-		answering(req.Context(), got)
+		for _, r := range got {
+			answering(req.Context(), r)
+		}
 	}
 
 	e.mu.Lock()
@@ -182,7 +192,26 @@ func (e *endpoint) serve(rw http.ResponseWriter, req *http.Request) {
 	rw.WriteHeader(http.StatusNoContent)
 }
 
-// before lets a function be called before each answer.
+// readRecords reads a record, or a batch with one a line: JSON has no line feeds of its own here.
+func readRecords(req *http.Request) ([]record, error) {
+	payload, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+
+	var records []record
+	for line := range bytes.Lines(payload) {
+		r := record{header: req.Header, path: req.URL.Path, payload: bytes.TrimSuffix(line, []byte("\n"))}
+		if err := json.Unmarshal(r.payload, &r.Record); err != nil {
+			return nil, err
+		}
+		records = append(records, r)
+	}
+
+	return records, nil
+}
+
+// before lets a function be called for each record before its POST is answered.
 func (e *endpoint) before(answering func(ctx context.Context, got record)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

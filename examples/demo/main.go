@@ -73,7 +73,7 @@ func (d *demo) run(ctx context.Context) error {
 	d.page.title()
 
 	broken := 0
-	for _, part := range []func(context.Context) (int, error){d.showExchanges, d.showCosts} {
+	for _, part := range []func(context.Context) (int, error){d.showExchanges, d.showCrowd, d.showCosts} {
 		n, err := part(ctx)
 		if err != nil {
 			return err

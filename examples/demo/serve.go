@@ -35,6 +35,7 @@ const instructions = `URL is tapped; records are printed here as they come. Open
   curl URL/products/42
   curl -H 'Authorization: Bearer secret' -d '{"item":"teapot"}' URL/orders
   curl -d '{"order":7}' URL/payments
+  curl URL/reports/[1-20] --parallel
   curl -N URL/events
   curl -T /etc/services URL/files/services
 
