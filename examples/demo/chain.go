@@ -148,7 +148,7 @@ type endpoint struct {
 	answering func(ctx context.Context, got record)
 	// posts counts the POSTs.
 	posts int
-	// answered counts the records that were answered since the last take.
+	// answered counts the POSTs that were answered since the last take.
 	answered int
 }
 
@@ -228,7 +228,7 @@ func (e *endpoint) take() []record {
 	return records
 }
 
-// hasAnswered says whether a record was answered since the last take.
+// hasAnswered says whether a POST was answered since the last take.
 func (e *endpoint) hasAnswered() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -31,9 +31,13 @@ func (d *demo) showCrowd(ctx context.Context) (int, error) {
 		}
 	})
 	d.log.take()
-	bodies, failed := c.askTogether(ctx)
+	crowd := newCrowd()
+	bodies, failed := c.askTogether(ctx, crowd)
 	close(answered)
 	c.Server.Close() // Returns when all requests are served, and so all records are delivered.
+	for _, client := range crowd {
+		client.CloseIdleConnections()
+	}
 
 	records := c.endpoint.take()
 	posts := c.endpoint.posts
@@ -43,17 +47,27 @@ func (d *demo) showCrowd(ctx context.Context) (int, error) {
 	return countBroken(promises), nil
 }
 
+// newCrowd returns clients with a connection each: on one that they shared, a request would wait for the records of the one before.
+func newCrowd() []*http.Client {
+	crowd := make([]*http.Client, crowdSize)
+	for i := range crowd {
+		crowd[i] = &http.Client{Transport: &http.Transport{}}
+	}
+
+	return crowd
+}
+
 // askTogether sends a request from each client of the crowd, and returns when all have their response: by path, its body.
-func (c *chain) askTogether(ctx context.Context) (map[string]string, error) {
+func (c *chain) askTogether(ctx context.Context, crowd []*http.Client) (map[string]string, error) {
 	var mu sync.Mutex
 	var failed error
 	bodies := map[string]string{}
 
 	var clients sync.WaitGroup
-	for i := range crowdSize {
+	for i, client := range crowd {
 		clients.Go(func() {
 			path := fmt.Sprintf("/reports/%d", i+1)
-			body, err := c.fetch(ctx, path)
+			body, err := fetch(ctx, client, c.URL+path)
 			mu.Lock()
 			defer mu.Unlock()
 			bodies[path] = body
@@ -67,12 +81,12 @@ func (c *chain) askTogether(ctx context.Context) (map[string]string, error) {
 	return bodies, failed
 }
 
-func (c *chain) fetch(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+path, nil)
+func fetch(ctx context.Context, client *http.Client, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
 	}
-	response, err := c.client.Do(req)
+	response, err := client.Do(req)
 	if err != nil {
 		return "", err
 	}

@@ -42,6 +42,7 @@ func TestDemo_EndsWellWithoutColoursInAFile(t *testing.T) {
 		assert.Contains(t, text, x.title)
 		assert.Contains(t, text, x.short)
 	}
+	assert.Contains(t, text, "20 clients at once")
 	assert.Contains(t, text, "All was as promised")
 	assert.NotContains(t, text, "✗")
 	assert.NotContains(t, text, "\x1b", "colours are for terminals")
@@ -80,6 +81,14 @@ func TestDemo_FailsWhenAPromiseIsBroken(t *testing.T) {
 		"clients wait for the endpoint": {
 			altered{wrap: holdBack("/products")},
 			[]string{wait},
+		},
+		"records go one by one": {
+			altered{settings: func(config map[string]any) { setAll(config, "maxBatchSize", "1") }},
+			[]string{"All 20 clients"},
+		},
+		"no second endpoint is tried": {
+			altered{settings: keepFirstService},
+			[]string{"All 20 clients", "The first endpoint of the list"},
 		},
 	}
 	log := &logLines{}
@@ -133,6 +142,14 @@ func setAll(config map[string]any, option, value string) {
 		if settings, ok := config[kind].(map[string]any); ok {
 			settings[option] = value
 		}
+	}
+}
+
+// keepFirstService takes the other endpoints out of a list.
+func keepFirstService(config map[string]any) {
+	settings, _ := config["exchange"].(map[string]any)
+	if services, ok := settings["service"].([]any); ok {
+		settings["service"] = services[0]
 	}
 }
 
