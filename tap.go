@@ -428,6 +428,8 @@ func admit(x *exchange, rw http.ResponseWriter, req *http.Request) bool {
 	}
 	if status != 0 {
 		serveError(rw, status)
+		// Of a kind that records the request whatever becomes of it.
+		x.sending.Wait()
 	}
 
 	return status == 0
