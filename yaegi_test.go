@@ -22,8 +22,9 @@ const (
 	becauseGenerics       = "generics: wrong code or a load error; write it out for the one type"
 	becauseRange          = "range over an integer or a function: load error; count in a for loop"
 	becauseBuiltin        = "min, max and clear: load error; write an if or a loop"
-	becauseDeferArgument  = "argument of a deferred call: read when the call runs, not at the defer; defer a closure over a fresh local"
+	becauseDeferArgument  = "argument of a deferred call: read when the call runs, not at the defer; defer a closure over a fresh local, or pass a variable that is never changed"
 	becauseDeferClosure   = "closure called from a defer: dead lock, since a function's frame is locked while its defers run; call a declared function or a method"
+	becauseClosureInFrame = "closure in a function that defers something else: dead lock if what is deferred calls it; make it in a function of its own"
 	becauseLoopVariable   = "loop variable in a closure: one variable for all rounds; copy it first (k := k)"
 	becauseMethodValue    = "value of a compiled method: panics when it is stored; use a closure"
 	becausePackageMethod  = "package variable holding a method value: silently no effect where the type is declared further down; use a function"
@@ -34,7 +35,8 @@ const (
 	becauseErrorType      = "error type: errors.As and type switches panic or take the wrong case; use errors.New or fmt.Errorf"
 	becauseErrorSwitch    = "type switch over an error: takes the wrong case; compare with errors.Is"
 	becauseNilAmongOthers = "nil in an assignment to several variables: panics; assign it alone"
-	becauseEmbeddedIO     = "embedded io interface: reads silently from the wrong reader; name the field and write the methods out, on a pointer"
+	becauseReceiveInto    = "receive into a field or an element: the value is lost; receive into a variable"
+	becauseEmbeddedIO     = "two embedded io interfaces: reads silently from the wrong reader; name the fields and write the methods out, on a pointer"
 	becauseEmbeddedOwn    = "embedded interface of the plugin: panics; name the field"
 	becauseCompiledField  = "plugin type as interface field of a compiled struct literal: panics; assign it through a variable of the interface type first"
 )
@@ -71,15 +73,21 @@ func TestFindBroken_FindsEachConstruct(t *testing.T) {
 		{"var p atomic.Pointer[string]", becauseGenerics},
 		{"var f = sync.OnceValue(func() int { return 1 })", becauseGenerics},
 		{"func f(s string, err error) { s, err = \"\", nil; _, _ = s, err }", becauseNilAmongOthers},
+		{"type t struct { b bool }; func f(v *t, c chan bool) { v.b = <-c }", becauseReceiveInto},
+		{"func f(s []int, c chan int) { s[0] = <-c }", becauseReceiveInto},
 		{"func f() { for i := range 3 { _ = i } }", becauseRange},
 		{"func f(n int64) { for range n { } }", becauseRange},
 		{"var v = min(1, len(os.Args))", becauseBuiltin},
 		{"var v = max(1, len(os.Args))", becauseBuiltin},
 		{"func f(m map[string]int) { clear(m) }", becauseBuiltin},
-		{"func f(v int) { defer g(v) }; func g(int) {}", becauseDeferArgument},
-		{"func f(v int) { defer func(int) {}(v) }", becauseDeferArgument},
+		{"func f(v int) { defer g(v); v = 2 }; func g(int) {}", becauseDeferArgument},
+		{"func f(v int) { defer func(int) {}(v); v++ }", becauseDeferArgument},
+		{"func f() { v := 1; defer g(v); v, w := 2, 3; _ = w }; func g(int) {}", becauseDeferArgument},
+		{"func f(v int) { defer g(v); p := &v; *p = 2 }; func g(int) {}", becauseDeferArgument},
+		{"func f(v []int) { defer g(v[0]) }; func g(int) {}", becauseDeferArgument},
 		{"func f() { g := func() {}; defer g() }", becauseDeferClosure},
 		{"func f() { var g = func() {}; defer func() { g() }() }", becauseDeferClosure},
+		{"type t struct { g func() }; func f(v *t) { v.g = func() {}; defer h(v) }; func h(v *t) { v.g() }", becauseClosureInFrame},
 		{"func f(s []int) { for _, v := range s { go func() { _ = v }() } }", becauseLoopVariable},
 		{"func f() { for i := 0; i < 3; i++ { go func() { _ = i }() } }", becauseLoopVariable},
 		{"func f(b *bytes.Buffer) { length := b.Len; _ = length() }", becauseMethodValue},
@@ -117,14 +125,18 @@ func TestFindBroken_LetsPassWhatWorks(t *testing.T) {
 		"func f(mu *sync.Mutex) { mu.Lock(); defer mu.Unlock() }",
 		"func f() { defer g(1) }; func g(int) {}",
 		"func f(v int) { defer func() { g(v) }() }; func g(int) {}",
+		"func f(v int) { defer g(v) }; func g(int) {}",
+		"func f() { v := &struct{ n int }{}; defer g(v); v.n = 1 }; func g(*struct{ n int }) {}",
 		"func f() { ctx, cancel := context.WithCancel(context.Background()); defer cancel(); <-ctx.Done() }",
 		"func f(s []int) { for _, v := range s { v := v; go func() { _ = v }() } }",
 		"func f(s []int) { for range s { func() { for _, v := range s { _ = v } }() } }",
 		"type w struct { http.ResponseWriter; status int }",
+		"type body struct { io.Reader; closer io.Closer }",
 		"type r struct { ID string `json:\"id\"`; Inner *r `json:\"inner\"` }",
 		"func f() func() { return func() { g() } }; func g() {}",
 		"func f(rt http.RoundTripper) *http.Client { return &http.Client{Transport: rt} }",
 		"func f(v any) { switch v.(type) { case int: } }",
+		"func f(c chan int) { a := <-c; var b int; b, ok := <-c; b = <-c; _, _, _ = a, b, ok }",
 		"func f(err error) { err = nil; a, b := 1, 2; a, b = b, a; _, _, _ = a, b, err }",
 	}
 
@@ -168,9 +180,10 @@ func findBroken(t *testing.T, fset *token.FileSet, files []*ast.File) []string {
 	pkg, err := config.Check("tap", fset, files, info)
 	require.NoError(t, err)
 
-	f := &finder{fset: fset, pkg: pkg, info: info, called: map[ast.Expr]bool{}, closures: map[types.Object]bool{}}
+	f := &finder{fset: fset, pkg: pkg, info: info, called: map[ast.Expr]bool{}, closures: map[types.Object]bool{}, changed: map[types.Object]bool{}}
 	for _, file := range files {
 		ast.Inspect(file, f.noteClosures)
+		ast.Inspect(file, f.noteChanges)
 	}
 	for _, file := range files {
 		for _, decl := range file.Decls {
@@ -190,6 +203,8 @@ type finder struct {
 	called map[ast.Expr]bool
 	// closures are the variables that a function literal is assigned to.
 	closures map[types.Object]bool
+	// changed are the variables that may be assigned to after they were defined.
+	changed map[types.Object]bool
 
 	found []string
 }
@@ -247,6 +262,7 @@ func (f *finder) check(node ast.Node) bool {
 		f.report(node, becauseSelect)
 	case *ast.FuncDecl:
 		f.checkMethod(node)
+		f.checkClosures(node)
 	case *ast.FuncType:
 		if node.TypeParams != nil {
 			f.report(node, becauseGenerics)
@@ -344,7 +360,20 @@ func (f *finder) checkAssignment(assignment *ast.AssignStmt) {
 		if len(assignment.Rhs) > 1 && f.info.Types[value].IsNil() {
 			f.report(value, becauseNilAmongOthers)
 		}
+		if receive, ok := ast.Unparen(value).(*ast.UnaryExpr); ok && receive.Op == token.ARROW && !allNames(assignment.Lhs) {
+			f.report(value, becauseReceiveInto)
+		}
 	}
+}
+
+func allNames(exprs []ast.Expr) bool {
+	for _, expr := range exprs {
+		if nameOf(expr) == nil {
+			return false
+		}
+	}
+
+	return true
 }
 
 func (f *finder) checkBuiltin(call *ast.CallExpr) {
@@ -367,9 +396,67 @@ func (f *finder) isMethodValue(expr ast.Expr) bool {
 	return selection != nil && selection.Kind() == types.MethodVal
 }
 
+// checkClosures finds what a function makes beside what it defers in place.
+func (f *finder) checkClosures(function *ast.FuncDecl) {
+	var closures []ast.Node
+	defers := false
+	ast.Inspect(function, func(node ast.Node) bool {
+		switch node := node.(type) {
+		case *ast.DeferStmt:
+			_, inPlace := ast.Unparen(node.Call.Fun).(*ast.FuncLit)
+			_, builtin := f.info.Uses[nameOf(node.Call.Fun)].(*types.Func)
+			defers = defers || !inPlace && builtin
+		case *ast.FuncLit:
+			closures = append(closures, node)
+
+			return false
+		}
+
+		return true
+	})
+	if defers {
+		for _, closure := range closures {
+			f.report(closure, becauseClosureInFrame)
+		}
+	}
+}
+
+// nameOf returns an expression that is nothing but a name, or nil.
+func nameOf(expr ast.Expr) *ast.Ident {
+	name, _ := ast.Unparen(expr).(*ast.Ident)
+
+	return name
+}
+
+// noteChanges remembers the variables that are assigned to, or whose address is taken.
+func (f *finder) noteChanges(node ast.Node) bool {
+	var changed []ast.Expr
+	switch node := node.(type) {
+	case *ast.AssignStmt:
+		changed = node.Lhs
+	case *ast.IncDecStmt:
+		changed = []ast.Expr{node.X}
+	case *ast.RangeStmt:
+		changed = []ast.Expr{node.Key, node.Value}
+	case *ast.UnaryExpr:
+		if node.Op == token.AND {
+			changed = []ast.Expr{node.X}
+		}
+	}
+	for _, expr := range changed {
+		// What is defined there is used elsewhere.
+		if name, ok := expr.(*ast.Ident); ok && f.info.Uses[name] != nil {
+			f.changed[f.info.Uses[name]] = true
+		}
+	}
+
+	return true
+}
+
 func (f *finder) checkDefer(deferred *ast.DeferStmt) {
 	for _, argument := range deferred.Call.Args {
-		if f.info.Types[argument].Value == nil {
+		name, ok := ast.Unparen(argument).(*ast.Ident)
+		if f.info.Types[argument].Value == nil && (!ok || f.changed[f.info.Uses[name]]) {
 			f.report(argument, becauseDeferArgument)
 		}
 	}
@@ -416,9 +503,16 @@ func (f *finder) checkStruct(structure *ast.StructType) {
 		marshalled = marshalled || field.Tag != nil && strings.Contains(field.Tag.Value, "json:")
 	}
 
+	readers := 0
 	for _, field := range structure.Fields.List {
 		if len(field.Names) == 0 {
 			f.checkEmbedded(field, marshalled)
+			if f.isInterfaceOfIO(field.Type) {
+				readers++
+			}
+			if readers > 1 {
+				f.report(field, becauseEmbeddedIO)
+			}
 
 			continue
 		}
@@ -435,15 +529,16 @@ func (f *finder) checkEmbedded(field *ast.Field, marshalled bool) {
 		f.report(field, becauseEmbeddedField)
 	}
 
-	named, ok := f.info.TypeOf(field.Type).(*types.Named)
-	if !ok || !types.IsInterface(named) || named.Obj().Pkg() == nil {
-		return
-	}
-	if named.Obj().Pkg() == f.pkg {
+	named := namedType(f.info.TypeOf(field.Type))
+	if named != nil && types.IsInterface(named) && named.Obj().Pkg() == f.pkg {
 		f.report(field, becauseEmbeddedOwn)
-	} else if named.Obj().Pkg().Path() == "io" {
-		f.report(field, becauseEmbeddedIO)
 	}
+}
+
+func (f *finder) isInterfaceOfIO(expr ast.Expr) bool {
+	named := namedType(f.info.TypeOf(expr))
+
+	return named != nil && types.IsInterface(named) && named.Obj().Pkg() != nil && named.Obj().Pkg().Path() == "io"
 }
 
 func (f *finder) checkLiteral(literal *ast.CompositeLit) {
