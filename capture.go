@@ -24,9 +24,14 @@ const maxGuess = 64 << 10
 // requestBody passes the body of a request on as it is read, and keeps a copy of its first bytes.
 // It never reads more than it is asked for, and its errors are those of the original.
 //
+// The reader is embedded, so that the interpreter has no part in reading what is not copied: it is a MultiReader of a head and the rest.
+//
 // A transport may read on in a goroutine of its own after the handler has returned, hence the mutex; freeze ends the copying.
 type requestBody struct {
+	io.Reader
 	original io.ReadCloser
+	// rest is the original, or empty when that has been read to its end: a transport may try to read on when net/http has closed it.
+	rest *io.LimitedReader
 	// length is the announced length in bytes, -1 when unknown.
 	length int64
 	// limit is how many bytes are copied.
@@ -37,13 +42,6 @@ type requestBody struct {
 	// The mutex may be held.
 	recorded func()
 
-	// ahead are bytes that readAhead has read and Read has not yet passed on.
-	ahead []byte
-	// idle says that nothing is left to be done but to read. Only the reading goroutine knows it.
-	idle bool
-	// atEnd says that the end has been passed on.
-	atEnd bool
-
 	mu     sync.Mutex
 	copied []byte
 	read   int64
@@ -51,45 +49,19 @@ type requestBody struct {
 	frozen bool
 }
 
-// Read implements io.Reader.
-func (b *requestBody) Read(p []byte) (int, error) {
-	if !b.idle {
-		return readCopying(b, p)
+// newRequestBody returns a body of which at most limit bytes are copied.
+func newRequestBody(original io.ReadCloser, length, limit int64) *requestBody {
+	b := &requestBody{
+		original:   original,
+		rest:       &io.LimitedReader{R: original, N: unlimited},
+		length:     length,
+		limit:      limit,
+		recordable: -1,
 	}
+	var head io.Reader = &bodyHead{body: b}
+	b.Reader = io.MultiReader(head, b.rest)
 
-	n, err := b.original.Read(p)
-	if err != nil {
-		endReading(b, err)
-	}
-
-	return n, err
-}
-
-// readCopying is Read as long as there is more to do than to read.
-func readCopying(b *requestBody, p []byte) (int, error) {
-	if len(b.ahead) > 0 {
-		n := copy(p, b.ahead)
-		b.ahead = b.ahead[n:]
-
-		return n, nil
-	}
-	if b.atEnd {
-		return 0, io.EOF
-	}
-
-	n, err := b.original.Read(p)
-	copyRequestBody(b, p[:n], err)
-	if err != nil {
-		endReading(b, err)
-	}
-
-	return n, err
-}
-
-// endReading sees to it that the original is not read beyond its end: a transport may try to, when net/http has closed it already.
-func endReading(b *requestBody, err error) {
-	b.idle = false
-	b.atEnd = err == io.EOF //nolint:errorlint // io.Reader promises io.EOF itself.
+	return b
 }
 
 // Close implements io.Closer.
@@ -97,14 +69,35 @@ func (b *requestBody) Close() error {
 	return b.original.Close()
 }
 
-func copyRequestBody(b *requestBody, p []byte, err error) {
+// bodyHead reads a body as long as more is to be done than to read. It ends when that is done.
+type bodyHead struct {
+	body *requestBody
+	done bool
+}
+
+// Read implements io.Reader.
+func (h *bodyHead) Read(p []byte) (int, error) {
+	if h.done {
+		return 0, io.EOF
+	}
+
+	b := h.body
+	n, err := b.original.Read(p)
+	h.done = copyRequestBody(b, p[:n], err)
+	if err == io.EOF { //nolint:errorlint // io.Reader promises io.EOF itself.
+		b.rest.N = 0
+	}
+
+	return n, err
+}
+
+// copyRequestBody copies what has been read. It returns whether nothing more is to be copied, or to be known.
+func copyRequestBody(b *requestBody, p []byte, err error) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
 	if b.frozen {
-		b.idle = true
-
-		return
+		return true
 	}
 
 	// Only as much as the records need, and in one piece: appending is the one copy of each byte.
@@ -116,7 +109,8 @@ func copyRequestBody(b *requestBody, p []byte, err error) {
 	b.read += int64(len(p))
 	b.ended = b.ended || err == io.EOF || b.read == b.length //nolint:errorlint // io.Reader promises io.EOF itself.
 	noticeRecordable(b)
-	b.idle = b.read > b.limit && b.recordable < 0
+
+	return b.read > b.limit && b.recordable < 0
 }
 
 // noticeRecordable tells once that all has been read that the record needs which is sent while the body is under way.
@@ -145,14 +139,17 @@ func readAhead(b *requestBody, limit int64) error {
 		return err
 	}
 
-	b.ahead = buffer.Bytes()
-	b.read = int64(len(b.ahead))
+	ahead := buffer.Bytes()
+	b.read = int64(len(ahead))
 	b.ended = b.read <= limit
-	b.atEnd = b.ended
-	b.copied = b.ahead
+	b.copied = ahead
 	if b.read > b.limit {
-		b.copied = b.ahead[:b.limit:b.limit]
+		b.copied = ahead[:b.limit:b.limit]
 	}
+	if b.ended {
+		b.rest.N = 0
+	}
+	b.Reader = io.MultiReader(bytes.NewReader(ahead), b.rest)
 	noticeRecordable(b)
 
 	return nil
@@ -181,201 +178,130 @@ func freeze(b *requestBody) bool {
 	return b.recordable >= 0
 }
 
-// errRefused is what a handler gets that goes on writing a response which was refused.
-var errRefused = errors.New("the response was refused, because its record was not accepted")
-
 // responseWriter passes a response on as it is written, and keeps a copy of its header and of the first bytes of its body.
 //
 // Yaegi hides every method but http.ResponseWriter's own and Hijack from whatever writes to it, http.Flusher included. So it
 // flushes the writer underneath by itself, by the rule that httputil.ReverseProxy follows: at once where the length is
 // unknown. Where it is known, only when the response is whole or trickles, since net/http sends anything larger by itself.
+//
+// The writer underneath is embedded, so that the interpreter has no part in calls of Header.
 type responseWriter struct {
-	rw http.ResponseWriter
-	// room is how many more bytes of the body are copied.
-	room int64
+	http.ResponseWriter
+	// copies says that more of the body is to be copied, or to be known: room is how many more bytes, 0 when it matters only whether
+	// there are more.
+	copies bool
+	room   int64
 	// bodiless says that the response has no body, whatever its length says and the handler writes: it is the answer to HEAD.
 	bodiless bool
-	// vary is the header of that name before the handler was called.
-	vary []string
-	// hold is nil, unless the response is held back.
-	hold *hold
-	// refused says that the client has got an error in place of the response.
-	refused bool
+	// negotiated says that something in front negotiates the encoding: it keeps the length only while nothing is flushed.
+	negotiated bool
 
-	// status is 0 until it is written.
+	// status is 0 until it is written, and header is the header as it was then.
 	status int
-	// passing says that a status has been written, and what follows is passed on.
-	passing bool
-	header  http.Header
-	body    []byte
-	written int64
-	// bulk says that large writes are not counted any more: the length is announced, nothing more is copied, and what is left of the
-	// response is flushed at its end.
-	bulk bool
+	header http.Header
+	body   []byte
+	// truncated says that the body is longer than what has been copied.
+	truncated bool
+	// handlesWrites says that a write has to do with more than to pass it on: there was no status yet, or the body is copied.
+	handlesWrites bool
+	// flushBelow is the size in bytes below which writes are flushed.
+	flushBelow int
+	// flushed says that nothing of the response waits in a buffer of the writer underneath.
+	flushed bool
 	// implied says that the handler has written nothing, and net/http will answer for it.
 	implied  bool
 	hijacked bool
-	// length is the announced length in bytes, -1 when unknown.
-	length int64
 }
 
-// flushBelow is the size of the buffer of net/http's response writer in bytes: a write of this size leaves it by itself.
-// The source is bufferBeforeChunkingSize and the 4 KiB bufio.Writer of the connection, in net/http/server.go.
-const flushBelow = 4 << 10
+const (
+	// bufferSize is the size of the buffer of net/http's response writer in bytes: a write of this size leaves it by itself.
+	// The source is bufferBeforeChunkingSize and the 4 KiB bufio.Writer of the connection, in net/http/server.go.
+	bufferSize = 4 << 10
+	// always is flushBelow of a response whose every write is flushed.
+	always = math.MaxInt
+)
 
-// Header implements http.ResponseWriter.
-func (w *responseWriter) Header() http.Header {
-	if w.refused {
-		return w.hold.discarded
+// prepareWriter is for a response of which at most room bytes are copied, or before which a header Vary has been set.
+func prepareWriter(w *responseWriter, room int64, req *http.Request) {
+	w.copies = room > 0
+	w.room = room
+	w.bodiless = req.Method == http.MethodHead
+	w.negotiated = negotiates(w.ResponseWriter.Header()["Vary"])
+	if w.negotiated {
+		w.flushBelow = 0
 	}
-
-	return w.rw.Header()
 }
 
 // WriteHeader implements http.ResponseWriter. Of several final statuses the first counts.
 func (w *responseWriter) WriteHeader(status int) {
-	if status < 200 || w.status != 0 || w.hold != nil {
+	if status < 200 || w.status != 0 {
 		writeOtherHeader(w, status)
 
 		return
 	}
 
-	header := w.rw.Header()
-	w.header = header.Clone()
 	w.status = status
-	w.passing = true
-	if lengths := header["Content-Length"]; lengths != nil {
-		w.length = parseLength(lengths)
-	}
-
-	w.rw.WriteHeader(status)
-	if w.length < 0 && status < 300 {
-		flush(w)
+	w.header = w.ResponseWriter.Header().Clone()
+	w.handlesWrites = w.copies
+	w.ResponseWriter.WriteHeader(status)
+	if w.header["Content-Length"] == nil {
+		startStream(w)
 	}
 }
 
 // Write implements http.ResponseWriter.
-func (w *responseWriter) Write(p []byte) (int, error) {
-	if !w.passing {
-		return writeOther(w, p)
+func (w *responseWriter) Write(p []byte) (n int, err error) {
+	if w.handlesWrites {
+		return writeCopying(w, p)
 	}
 
-	if w.bulk && len(p) >= flushBelow {
-		return w.rw.Write(p)
-	}
-
-	n, err := w.rw.Write(p)
-	if w.room > 0 {
-		copyResponseBody(w, p[:n])
-	}
-	w.written += int64(n)
-	if n < flushBelow || w.written >= w.length {
-		flushWritten(w)
-	} else {
-		w.bulk = w.room == 0
+	n, err = w.ResponseWriter.Write(p)
+	w.flushed = false
+	if len(p) < w.flushBelow {
+		// This is flush, without the call.
+		w.flushed = true
+		if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+			flusher.Flush()
+		} else {
+			flushBehind(w)
+		}
 	}
 
 	return n, err
 }
 
-// Hijack implements http.Hijacker. A response that is held back is not any more: an upgrade is served as it comes.
+// Hijack implements http.Hijacker.
 func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	hijacker, ok := w.rw.(http.Hijacker)
-	if !ok || w.refused {
+	hijacker, ok := w.ResponseWriter.(http.Hijacker)
+	if !ok {
 		return nil, nil, http.ErrNotSupported
 	}
 
 	conn, buffered, err := hijacker.Hijack()
-	if err == nil {
-		w.hijacked = true
-		w.hold = nil
-	}
+	w.hijacked = err == nil
 
 	return conn, buffered, err
 }
 
-// writeOtherHeader is WriteHeader for a status that is informational, or not the first, or of a held response.
+// writeOtherHeader is WriteHeader for a status that is informational, or not the first.
 func writeOtherHeader(w *responseWriter, status int) {
-	switch {
-	case status < 200 && status != http.StatusSwitchingProtocols:
-		if w.hold == nil {
-			w.rw.WriteHeader(status)
-		}
-	case w.status != 0:
-		// Too late.
-	case w.hold != nil && status != http.StatusSwitchingProtocols:
+	if w.status != 0 {
+		return
+	}
+	if status == http.StatusSwitchingProtocols {
 		w.status = status
-		w.header = w.rw.Header().Clone()
-		w.length = parseLength(w.header["Content-Length"])
-		holdHeader(w)
-	default:
-		// An upgrade, which is served as it comes.
-		w.hold = nil
-		w.status = status
-		w.header = w.rw.Header().Clone()
-		w.passing = true
-		w.rw.WriteHeader(status)
+		w.header = w.ResponseWriter.Header().Clone()
+		w.handlesWrites = w.copies
+		w.flushBelow = always
+		w.flushed = true
 	}
+	w.ResponseWriter.WriteHeader(status)
 }
 
-// writeOther is Write before a status, or of a held response.
-func writeOther(w *responseWriter, p []byte) (int, error) {
-	if w.status == 0 {
-		w.WriteHeader(http.StatusOK)
-	}
-	if w.hold != nil {
-		return holdBody(w, p)
-	}
-
-	return w.Write(p)
-}
-
-// parseLength returns the Content-Length in bytes, or -1 when there is none that counts.
-func parseLength(lengths []string) int64 {
-	if len(lengths) == 0 {
-		return -1
-	}
-	length, err := strconv.ParseInt(lengths[0], 10, 64)
-	if err != nil {
-		return -1
-	}
-
-	return length
-}
-
-func copyResponseBody(w *responseWriter, p []byte) {
-	if int64(len(p)) > w.room {
-		p = p[:w.room]
-	}
-	if w.body == nil && w.length > int64(len(p)) {
-		// One allocation for a body of known length that comes in many pieces.
-		w.body = make([]byte, 0, guessLength(w))
-	}
-	w.body = append(w.body, p...)
-	w.room -= int64(len(p))
-}
-
-func guessLength(w *responseWriter) int64 {
-	guess := w.length
-	if guess > w.room {
-		guess = w.room
-	}
-	if guess > maxGuess {
-		guess = maxGuess
-	}
-
-	return guess
-}
-
-// flush sends what net/http has gathered. A writer that cannot flush is left alone.
-func flush(w *responseWriter) {
-	_ = http.NewResponseController(w.rw).Flush()
-}
-
-// flushWritten flushes after a write, unless the length is known and something in front negotiates the encoding: it keeps the
-// length only while nothing is flushed.
-func flushWritten(w *responseWriter) {
-	if w.length < 0 || w.vary == nil || !negotiates(w.vary) {
+// startStream flushes a header without a length, and sees to it that all that follows it is.
+func startStream(w *responseWriter) {
+	w.flushBelow = always
+	if w.status < 300 {
 		flush(w)
 	}
 }
@@ -385,17 +311,100 @@ func negotiates(vary []string) bool {
 	return strings.Contains(strings.ToLower(strings.Join(vary, ",")), "accept-encoding")
 }
 
-// flushWhole sends a response that has been written to its end without a write that would have flushed it. Where
-// the length is not known net/http would announce one of 0, which is left to it unless trailers are to follow.
-func flushWhole(w *responseWriter) {
-	if w.implied || w.hijacked || w.refused {
+// writeCopying is Write before a status, or as long as the body is copied.
+func writeCopying(w *responseWriter, p []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+
+	n, err := pass(w, p)
+	if w.copies {
+		copyResponseBody(w, p[:n])
+	}
+
+	return n, err
+}
+
+// pass writes without copying.
+func pass(w *responseWriter, p []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(p)
+	w.flushed = false
+	if len(p) < w.flushBelow {
+		flush(w)
+	}
+
+	return n, err
+}
+
+func copyResponseBody(w *responseWriter, p []byte) {
+	if int64(len(p)) > w.room {
+		p = p[:w.room]
+		w.truncated = true
+		w.copies = false
+		w.handlesWrites = w.status == 0
+	}
+	if w.body == nil {
+		// One allocation for a body of known length that comes in many pieces.
+		w.body = make([]byte, 0, guessLength(w, len(p)))
+	}
+	w.body = append(w.body, p...)
+	w.room -= int64(len(p))
+}
+
+// guessLength returns how much memory to set aside for a body of which written bytes have come.
+func guessLength(w *responseWriter, written int) int64 {
+	guess := parseLength(w.header)
+	if guess > w.room {
+		guess = w.room
+	}
+	if guess > maxGuess {
+		guess = maxGuess
+	}
+	if guess < int64(written) {
+		guess = int64(written)
+	}
+
+	return guess
+}
+
+// parseLength returns the Content-Length in bytes, or -1 when there is none that counts.
+func parseLength(header http.Header) int64 {
+	length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64)
+	if err != nil {
+		return -1
+	}
+
+	return length
+}
+
+// flush sends what net/http has gathered. A writer that cannot flush is left alone.
+func flush(w *responseWriter) {
+	w.flushed = true
+	// Most writers can flush by themselves, and an assertion costs less than a controller.
+	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+		flusher.Flush()
+	} else {
+		flushBehind(w)
+	}
+}
+
+// flushBehind flushes a writer behind the one underneath, if one of them can be flushed.
+func flushBehind(w *responseWriter) {
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// endResponse sends what is left of a response that is written to its end. Where the length is not known and nothing has been written,
+// net/http would announce a length of 0, which is left to it unless trailers are to follow.
+func endResponse(w *responseWriter) {
+	if w.status == 0 {
+		settle(w)
+
 		return
 	}
-	if w.length >= 0 || w.status == http.StatusNotModified {
-		if !negotiates(w.vary) {
-			flush(w)
-		}
-	} else if hasTrailers(w.rw.Header()) {
+	if w.implied || w.hijacked || w.negotiated && w.header["Content-Length"] != nil {
+		return
+	}
+	if w.flushBelow < always || w.status == http.StatusNotModified && !w.negotiated || hasTrailers(w.ResponseWriter.Header()) {
 		flush(w)
 	}
 }
@@ -415,18 +424,16 @@ func bodyWritten(w *responseWriter, limit int64) ([]byte, bool) {
 	if w.bodiless {
 		return nil, false
 	}
-
-	body := w.body
-	if int64(len(body)) > limit {
-		body = body[:limit:limit]
+	if int64(len(w.body)) > limit {
+		return w.body[:limit:limit], true
 	}
 
-	return body, w.written > limit || w.bulk
+	return w.body, w.truncated
 }
 
 // settle gives a response whose handler wrote no status the one it gets from net/http: 200, or 101 on a connection that was taken over.
 func settle(w *responseWriter) {
-	w.header = w.rw.Header().Clone()
+	w.header = w.ResponseWriter.Header().Clone()
 	w.implied = true
 	w.status = http.StatusOK
 	if w.hijacked {
@@ -434,8 +441,13 @@ func settle(w *responseWriter) {
 	}
 }
 
-// hold keeps a response from the client until its record is complete and accepted. The bytes it holds are those of the record.
-type hold struct {
+// errRefused is what a handler gets that goes on writing a response which was refused.
+var errRefused = errors.New("the response was refused, because its record was not accepted")
+
+// heldWriter keeps a response from the client until its record is complete and accepted. The bytes it holds are those of the record. What
+// comes then is passed on.
+type heldWriter struct {
+	w *responseWriter
 	// limit is how many bytes of the body are held before the record is complete.
 	limit int64
 	// max is how many bytes of the body the response may have; with more it is refused.
@@ -445,94 +457,181 @@ type hold struct {
 	// before are the headers that stood when the handler was called: a refused response keeps no others.
 	before http.Header
 
+	// written is how many bytes of the body have come while it was held.
+	written int64
+	// passes says that the response is not held any more.
+	passes bool
+	// refused says that the client has got an error in place of the response.
+	refused bool
 	// discarded is given to a handler that goes on after the refusal.
 	discarded http.Header
 }
 
-// holdHeader is WriteHeader of a held response. Its record may be complete without a body.
-func holdHeader(w *responseWriter) {
-	if w.length > w.hold.max && w.status != http.StatusNotModified {
-		refuse(w)
-	} else if w.hold.limit == 0 && w.hold.max > 0 && accepted(w) {
-		_ = release(w, nil)
+// Header implements http.ResponseWriter.
+func (h *heldWriter) Header() http.Header {
+	if h.refused {
+		return h.discarded
+	}
+
+	return h.w.ResponseWriter.Header()
+}
+
+// WriteHeader implements http.ResponseWriter. An informational status is dropped while the response is held.
+func (h *heldWriter) WriteHeader(status int) {
+	switch {
+	case h.refused || h.w.status != 0:
+		// Too late.
+	case h.passes:
+		h.w.WriteHeader(status)
+	case status == http.StatusSwitchingProtocols:
+		// An upgrade is served as it comes.
+		h.passes = true
+		h.w.WriteHeader(status)
+	case status >= 200:
+		holdHeader(h, status)
 	}
 }
 
-// holdBody is Write of a held response.
-func holdBody(w *responseWriter, p []byte) (int, error) {
-	if w.refused {
-		return 0, errRefused
+// Write implements http.ResponseWriter.
+func (h *heldWriter) Write(p []byte) (int, error) {
+	if !h.passes {
+		return holdBody(h, p)
 	}
 
-	held := w.body
-	w.written += int64(len(p))
-	if w.room > 0 {
-		copyResponseBody(w, p)
+	if h.w.handlesWrites {
+		return writeCopying(h.w, p)
 	}
-	if w.written <= w.hold.limit {
+
+	return pass(h.w, p)
+}
+
+// Hijack implements http.Hijacker. The response is not held any more: an upgrade is served as it comes.
+func (h *heldWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if h.refused {
+		return nil, nil, http.ErrNotSupported
+	}
+
+	conn, buffered, err := h.w.Hijack()
+	h.passes = h.passes || err == nil
+
+	return conn, buffered, err
+}
+
+// holdHeader holds the header back. The record may be complete without a body: then the response is released at once.
+func holdHeader(h *heldWriter, status int) {
+	w := h.w
+	w.status = status
+	w.header = w.ResponseWriter.Header().Clone()
+	if h.max < unlimited && exceeds(w, h.max) {
+		refuse(h)
+	} else if h.limit == 0 && h.max > 0 || w.bodiless {
+		if accepted(h) {
+			releaseHeader(h)
+		}
+	}
+}
+
+// exceeds says that the announced body is larger than max.
+func exceeds(w *responseWriter, max int64) bool {
+	return !w.bodiless && w.status != http.StatusNotModified && parseLength(w.header) > max
+}
+
+// holdBody is Write of a response that is held, or was refused.
+func holdBody(h *heldWriter, p []byte) (int, error) {
+	if h.refused {
+		return 0, errRefused
+	}
+	if h.w.status == 0 {
+		holdHeader(h, http.StatusOK)
+		if h.passes || h.refused {
+			return h.Write(p)
+		}
+	}
+
+	held := h.w.body
+	h.written += int64(len(p))
+	if h.w.copies {
+		copyResponseBody(h.w, p)
+	}
+	if h.written <= h.limit {
 		return len(p), nil
 	}
 
-	if w.written > w.hold.max {
-		refuse(w)
+	if h.written > h.max {
+		refuse(h)
 
 		return 0, errRefused
 	}
-	if !accepted(w) {
+	if !accepted(h) {
 		return 0, errRefused
 	}
-	if err := release(w, held); err != nil {
+	if err := release(h, held); err != nil {
 		return 0, err
 	}
 
-	return pass(w, p)
+	return pass(h.w, p)
 }
 
-// endHold ends the holding of a response that is written to its end.
-func endHold(w *responseWriter) {
-	if !w.refused && accepted(w) {
-		_ = release(w, w.body)
+// endHold ends the holding of a response that is written to its end, or for which nothing was written.
+func endHold(h *heldWriter) {
+	if h.passes || h.refused {
+		return
+	}
+	if h.w.status == 0 {
+		settle(h.w)
+	}
+	if accepted(h) {
+		_ = release(h, h.w.body)
 	}
 }
 
 // accepted delivers the record of a held response, and refuses the response when the record is refused.
-func accepted(w *responseWriter) bool {
-	if w.hold.accept() {
+func accepted(h *heldWriter) bool {
+	if h.accept() {
 		return true
 	}
-	refuse(w)
+	refuse(h)
 
 	return false
 }
 
 // release sends what was held as it would have been sent: headers that were set after the status are trailers, and net/http
 // takes them for that only when they come after it.
-func release(w *responseWriter, held []byte) error {
-	w.hold = nil
+func release(h *heldWriter, held []byte) error {
+	w := h.w
 	if w.implied {
+		h.passes = true
+
 		return nil
 	}
 
 	var trailers http.Header
-	if header := w.rw.Header(); !reflect.DeepEqual(header, w.header) {
+	if header := w.ResponseWriter.Header(); !reflect.DeepEqual(header, w.header) {
 		trailers = takeTrailers(header, w.header)
 	}
 
-	w.passing = true
-	w.rw.WriteHeader(w.status)
-	if w.length < 0 && w.status < 300 {
-		flush(w)
-	}
+	releaseHeader(h)
 
 	var err error
 	if len(held) > 0 {
 		_, err = pass(w, held)
 	}
 	if trailers != nil {
-		putTrailers(w.rw, trailers)
+		putTrailers(w.ResponseWriter, trailers)
 	}
 
 	return err
+}
+
+// releaseHeader sends the status and the header, of a response that is not held any more.
+func releaseHeader(h *heldWriter) {
+	h.passes = true
+	w := h.w
+	w.handlesWrites = w.copies
+	w.ResponseWriter.WriteHeader(w.status)
+	if w.header["Content-Length"] == nil {
+		startStream(w)
+	}
 }
 
 // putTrailers puts trailers back. The header map is asked for again: a middleware in front may hand out another one once the header is
@@ -560,36 +659,30 @@ func takeTrailers(header, written http.Header) http.Header {
 	return trailers
 }
 
-// pass writes held bytes, which are copied and counted already.
-func pass(w *responseWriter, p []byte) (int, error) {
-	n, err := w.rw.Write(p)
-	if n < flushBelow || w.written >= w.length {
-		flushWritten(w)
-	}
-
-	return n, err
-}
-
 // refuse serves an error in place of a held response, with nothing of that response in it.
-func refuse(w *responseWriter) {
-	w.refused = true
-	w.hold.discarded = http.Header{}
+func refuse(h *heldWriter) {
+	h.refused = true
+	h.discarded = http.Header{}
 
-	header := w.rw.Header()
+	w := h.w
+	header := w.ResponseWriter.Header()
 	for name := range header {
 		delete(header, name)
 	}
-	for name, values := range w.hold.before {
+	for name, values := range h.before {
 		header[name] = values
 	}
 
 	// What is recorded of the response from here on is what the client got.
 	w.status = http.StatusInternalServerError
-	w.body = serveError(w.rw, w.status)
-	w.written = int64(len(w.body))
-	w.length = w.written
+	w.body = serveError(w.ResponseWriter, w.status)
+	w.truncated = false
+	w.copies = false
 	w.header = header.Clone()
-	flushWritten(w)
+	if !w.negotiated {
+		flush(w)
+	}
+	w.flushed = true
 }
 
 // serveError answers in the place of the handler, and returns the body of the answer.
@@ -611,4 +704,6 @@ var (
 	_ io.ReadCloser       = (*requestBody)(nil)
 	_ http.ResponseWriter = (*responseWriter)(nil)
 	_ http.Hijacker       = (*responseWriter)(nil)
+	_ http.ResponseWriter = (*heldWriter)(nil)
+	_ http.Hijacker       = (*heldWriter)(nil)
 )

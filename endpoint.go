@@ -41,10 +41,8 @@ const (
 type endpoint struct {
 	settings endpointSettings
 	targets  []*target
-	// single says that a POST is tried once at one target, and that is all.
-	single bool
-	// gathers says that records go through the queue.
-	gathers bool
+	// client makes POSTs that are tried once at one target, and that is all. Nil where there is more to it.
+	client *http.Client
 	// timeout bounds a delivery; very long where the user wants no limit.
 	timeout time.Duration
 
@@ -98,6 +96,9 @@ func releaseEndpoint(key string, e *endpoint) {
 
 	if last {
 		e.released.Store(true)
+		for _, t := range e.targets {
+			abandonGate(&t.gate)
+		}
 		closeIdle(e)
 	}
 }
@@ -111,8 +112,6 @@ func closeIdle(e *endpoint) {
 func newEndpoint(settings endpointSettings) *endpoint {
 	e := &endpoint{
 		settings: settings,
-		single:   settings.attempts == 1 && len(settings.targets) == 1,
-		gathers:  settings.maxBatch > 1 || settings.maxPending > 0,
 		timeout:  settings.timeout,
 	}
 	if e.timeout == 0 {
@@ -121,6 +120,9 @@ func newEndpoint(settings endpointSettings) *endpoint {
 	e.queue.slots = slotsFor(settings)
 	for _, s := range settings.targets {
 		e.targets = append(e.targets, newTarget(s, settings))
+	}
+	if settings.attempts == 1 && len(settings.targets) == 1 && !e.targets[0].adapts {
+		e.client = &http.Client{Transport: e.targets[0].transport, Timeout: settings.timeout, CheckRedirect: followNone}
 	}
 
 	return e
@@ -131,51 +133,117 @@ type source struct {
 	middleware, kind string
 	endpoint         *endpoint
 	counters         *counters
-	// header stands on every POST of one record, and suffix ends its Idempotency-Key.
+	// header stands on every POST, and suffix ends its Idempotency-Key.
 	header http.Header
 	suffix string
+	// What follows is of the endpoint, at hand: the interpreter pays for each step of the way there.
+
+	// batches says that several records go in one POST.
+	batches bool
+	// client is the endpoint's, or nil. With it there is one URL, and the gate of that.
+	client *http.Client
+	url    string
+	gate   *gate
 }
 
 func newSource(middleware, kind string, e *endpoint) *source {
-	s := &source{middleware: middleware, kind: kind, endpoint: e, counters: countersFor(middleware, kind), suffix: "-" + kind}
-	s.header = e.settings.headers.Clone()
+	s := &source{
+		middleware: middleware,
+		kind:       kind,
+		endpoint:   e,
+		counters:   countersFor(middleware, kind),
+		header:     e.settings.headers.Clone(),
+		suffix:     "-" + kind,
+		batches:    e.settings.maxBatch > 1,
+	}
 	s.header["Content-Type"] = []string{"application/json"}
 	s.header["X-Tap-Record"] = []string{kind}
+	if s.batches {
+		s.suffix += "-batch"
+		s.header["Content-Type"] = []string{"application/x-ndjson"}
+		s.header["X-Tap-Record"] = []string{"batch"}
+	}
+	if e.client != nil {
+		s.client = e.client
+		s.url = e.targets[0].settings.url
+		s.gate = &e.targets[0].gate
+	}
 
 	return s
 }
 
-// send delivers a record of a source, or hands it over where nobody waits for it, and counts what came of it. The error is nil when the
-// record was accepted or handed over. Rejects says that something is not served when it is not.
-func send(s *source, id string, payload []byte, rejects bool) error {
-	e := s.endpoint
-	if e.gathers {
-		return sendGathered(s, id, payload, rejects)
+// delivery is a record on its way to an endpoint, or a batch of them.
+type delivery struct {
+	// source and id are the record's, or those of the first one.
+	source  *source
+	id      string
+	payload []byte
+	// rejects says that something is not served when the record is not accepted.
+	rejects bool
+
+	// started is when the delivery began. The answer must have come within the endpoint's timeout.
+	started time.Time
+	// turn tells a record that waits for a slot whether it is its turn to send, or it was sent with another. Waited says that it was its
+	// turn, and that some of the timeout is over.
+	turn   chan bool
+	waited bool
+	// header is that of the POST. It is the same however often it is tried.
+	header http.Header
+	req    *http.Request
+	resp   *http.Response
+	// err is nil when the record was accepted, or handed over.
+	err error
+}
+
+// send delivers a record, and counts what came of it.
+func send(d *delivery) {
+	d.started = time.Now()
+	d.header = d.source.header.Clone()
+	d.header["X-Tap-Id"] = []string{d.id}
+	post(d)
+	account(d, nil, d.err)
+}
+
+// post makes a POST, and sets err: to nil when the endpoint has accepted, with a status below 400. Redirects are not followed.
+//
+// What is done by default stands here in one piece, for the interpreter's sake: one attempt, which is answered by 2xx without a body.
+func post(d *delivery) {
+	// The endpoint can tell by the key that a record comes twice. The transport takes it for the permission to send again when a
+	// connection turns out to be stale.
+	d.header["Idempotency-Key"] = []string{d.id + d.source.suffix}
+	if d.source.client == nil || d.waited {
+		persist(d)
+
+		return
 	}
 
-	started := time.Now()
-	err := post(e, &delivery{payload: payload, header: recordHeader(s, id), deadline: started.Add(e.timeout)})
-	account(s, err, len(payload), started, rejects)
-
-	return err
+	// The URL is a valid one: New has seen to that. The client has a timeout.
+	d.req, d.err = http.NewRequest(http.MethodPost, d.source.url, bytes.NewReader(d.payload)) //nolint:noctx // See above.
+	d.req.Header = d.header
+	d.resp, d.err = d.source.client.Do(d.req)
+	if d.err != nil || d.resp.ContentLength != 0 || d.resp.StatusCode/100 != 2 || d.source.gate.alert.Load() {
+		concludePost(d)
+	} else {
+		_ = d.resp.Body.Close()
+	}
 }
 
-// recordHeader returns the header of the POST of one record. The key says that the endpoint can tell a record that comes twice. The
-// transport takes it for the permission to send again when a connection turns out to be stale.
-func recordHeader(s *source, id string) http.Header {
-	header := s.header.Clone()
-	header["X-Tap-Id"] = []string{id}
-	header["Idempotency-Key"] = []string{id + s.suffix}
-
-	return header
+// followNone makes a client return redirects as they are.
+func followNone(*http.Request, []*http.Request) error {
+	return http.ErrUseLastResponse
 }
 
-// delivery is one POST: a record, or a batch of them. It is the same however often it is tried.
-type delivery struct {
-	payload []byte
-	header  http.Header
-	// deadline is when the answer must have come.
-	deadline time.Time
+// concludePost is for an only attempt that has failed, or was answered by more than a good status.
+func concludePost(d *delivery) {
+	e := d.source.endpoint
+	t := e.targets[0]
+	if d.err != nil {
+		ctx, cancel := withDeadline(d)
+		defer cancel()
+		// What the client says is the transport's error behind the URL.
+		d.resp, d.err = sendAgain(t, d.req.WithContext(ctx), errors.Unwrap(d.err))
+	}
+	d.err = verdict(e, takeAnswer(t, d.resp, d.err))
 }
 
 // answer is what came of an attempt: a status and perhaps the time to wait before the next one, or an error.
@@ -185,25 +253,33 @@ type answer struct {
 	err        error
 }
 
-// post delivers, and returns nil when the endpoint has accepted: with a status below 400. Redirects are not followed.
-func post(e *endpoint, d *delivery) error {
-	ctx, cancel := context.WithDeadline(context.Background(), d.deadline)
-	var a answer
-	if e.single {
-		a = attempt(ctx, e.targets[0], d)
-	} else {
-		a = persist(ctx, e, d)
-	}
-	cancel()
-	if a.status < 200 || a.status >= 400 || e.released.Load() {
-		return refusal(e, a)
-	}
+// persist makes a POST at one target after the other, and again after a while, as the user wants it.
+func persist(d *delivery) {
+	ctx, cancel := withDeadline(d)
+	defer cancel()
 
-	return nil
+	e := d.source.endpoint
+	pause := e.settings.interval
+	for left := e.settings.attempts - 1; ; left-- {
+		a := tryTargets(ctx, e, d)
+		if left <= 0 || !isTemporary(a) || !sleepUntilRetry(e, d, a, pause) {
+			d.err = verdict(e, a)
+
+			return
+		}
+		if pause *= 2; pause > longestPause {
+			pause = longestPause
+		}
+	}
 }
 
-// refusal tells why a record was not accepted, if it was not. It lets go of the connections of an endpoint that was released.
-func refusal(e *endpoint, a answer) error {
+// withDeadline returns a context that ends when the answer must have come.
+func withDeadline(d *delivery) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(context.Background(), d.started.Add(d.source.endpoint.timeout))
+}
+
+// verdict tells why a record was not accepted, or nil if it was. It lets go of the connections of an endpoint that was released.
+func verdict(e *endpoint, a answer) error {
 	if e.released.Load() {
 		closeIdle(e)
 	}
@@ -230,10 +306,16 @@ func attempt(ctx context.Context, t *target, d *delivery) answer {
 	if err != nil {
 		resp, err = sendAgain(t, req, err)
 	}
+
+	return takeAnswer(t, resp, err)
+}
+
+// takeAnswer takes what came of an attempt.
+func takeAnswer(t *target, resp *http.Response, err error) answer {
 	if err != nil {
 		return answer{err: err}
 	}
-	if t.gate.trouble.Load() {
+	if t.gate.alert.Load() {
 		openGate(&t.gate)
 	}
 
@@ -281,20 +363,6 @@ func adapt(t *target, req *http.Request) {
 	}
 }
 
-// persist tries all targets, and again after a while as often as the user wants, all within the deadline.
-func persist(ctx context.Context, e *endpoint, d *delivery) answer {
-	pause := e.settings.interval
-	for left := e.settings.attempts - 1; ; left-- {
-		a := tryTargets(ctx, e, d)
-		if left <= 0 || !isTemporary(a) || !sleepUntilRetry(e, d, a, pause) {
-			return a
-		}
-		if pause *= 2; pause > longestPause {
-			pause = longestPause
-		}
-	}
-}
-
 // tryTargets tries one target after the other until one has answered for good.
 func tryTargets(ctx context.Context, e *endpoint, d *delivery) answer {
 	if len(e.targets) == 1 {
@@ -317,9 +385,9 @@ func tryTargets(ctx context.Context, e *endpoint, d *delivery) answer {
 // tryTarget leaves enough of the time for the targets that are left: one that takes all connections and answers none must not
 // keep a record from the others.
 func tryTarget(ctx context.Context, t *target, d *delivery, left int) answer {
-	if left > 1 {
+	if deadline, _ := ctx.Deadline(); left > 1 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(d.deadline)/time.Duration(left))
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(left))
 		defer cancel()
 	}
 
@@ -349,7 +417,7 @@ func sleepUntilRetry(e *endpoint, d *delivery, a answer, pause time.Duration) bo
 			wait = closed
 		}
 	}
-	if time.Until(d.deadline) <= wait {
+	if time.Until(d.started.Add(e.timeout)) <= wait {
 		return false
 	}
 	time.Sleep(wait)
@@ -463,10 +531,12 @@ func longer(pause, longest time.Duration) time.Duration {
 // gate keeps the records of a target that is down from dialling it one by one: while it is closed one connection is tried at a time,
 // after pauses that grow to longestDialPause, and all other dialling fails at once. Connections that live go on.
 type gate struct {
-	// trouble says that something has gone wrong since the last answer. Without it nobody needs the mutex.
-	trouble atomic.Bool
+	// alert says that something has gone wrong since the last answer, or that the endpoint was released. Without it nobody needs to look.
+	alert atomic.Bool
 
 	mu sync.Mutex
+	// abandoned says that the endpoint was released.
+	abandoned bool
 	// cuts counts the records in a row for which no connection lasted until the answer.
 	cuts int
 	// closed says that the target is down, and err why.
@@ -478,7 +548,7 @@ type gate struct {
 
 // dial connects to a target, unless its gate is closed.
 func dial(ctx context.Context, g *gate, dialer *net.Dialer, network, address string) (net.Conn, error) {
-	if g.trouble.Load() {
+	if g.alert.Load() {
 		if err := passGate(g); err != nil {
 			return nil, err
 		}
@@ -528,7 +598,7 @@ func closeGate(g *gate, err error) {
 		g.again = time.Now().Add(g.pause)
 	}
 	g.err = err
-	g.trouble.Store(true)
+	g.alert.Store(true)
 }
 
 func openGate(g *gate) {
@@ -539,7 +609,16 @@ func openGate(g *gate) {
 	g.closed = false
 	g.err = nil
 	g.again = time.Time{}
-	g.trouble.Store(false)
+	g.alert.Store(g.abandoned)
+}
+
+// abandonGate is for a target that will not be used for long any more.
+func abandonGate(g *gate) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	g.abandoned = true
+	g.alert.Store(true)
 }
 
 // isCut says that an attempt failed because its connection ended, rather than for want of time or of a connection.
@@ -554,7 +633,7 @@ func isCut(g *gate, err error) bool {
 func noteCut(g *gate, err error) {
 	g.mu.Lock()
 	g.cuts++
-	g.trouble.Store(true)
+	g.alert.Store(true)
 	down := g.cuts >= cutsUntilDown
 	g.mu.Unlock()
 

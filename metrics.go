@@ -113,37 +113,41 @@ func mapIn(in *expvar.Map, name string) *expvar.Map {
 	return value
 }
 
-// account counts a record by what came of its delivery. A failure is told to the log.
-func account(s *source, err error, size int, started time.Time, rejects bool) {
-	c := s.counters
-	seconds := float64(time.Since(started)) / 1e9
-	c.seconds.Add(seconds)
-	c.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
-	if err != nil {
-		accountFailure(s, err, rejects)
+// account counts a record, and the others of its batch, by what came of their delivery. A failure is told to the log.
+func account(d *delivery, others []*delivery, err error) {
+	for {
+		seconds := float64(time.Since(d.started)) / 1e9
+		d.source.counters.seconds.Add(seconds)
+		d.source.counters.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
+		if err != nil {
+			accountFailure(d, err)
+		} else {
+			d.source.counters.sent.Add(1)
+			d.source.counters.bytes.Add(int64(len(d.payload)))
+		}
 
-		return
+		if len(others) == 0 {
+			return
+		}
+		d = others[0]
+		others = others[1:]
 	}
-
-	c.sent.Add(1)
-	c.bytes.Add(int64(size))
 }
 
-func accountFailure(s *source, err error, rejects bool) {
-	if rejects {
-		s.counters.rejected.Add(1)
+func accountFailure(d *delivery, err error) {
+	d.err = err
+	if d.rejects {
+		d.source.counters.rejected.Add(1)
 	} else {
-		s.counters.failed.Add(1)
+		d.source.counters.failed.Add(1)
 	}
-	report(s, err)
+	report(d.source, err)
 }
 
 // accountDropped counts a record that was not even tried.
-func accountDropped(s *source) error {
-	s.counters.dropped.Add(1)
-	report(s, errDropped)
-
-	return errDropped
+func accountDropped(d *delivery) {
+	d.source.counters.dropped.Add(1)
+	report(d.source, errDropped)
 }
 
 // metricsHandler answers one path with the metrics, and leaves all others to the tap.

@@ -1,6 +1,7 @@
 package tap
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"time"
@@ -18,34 +19,19 @@ const (
 // errDropped is the failure of a record for which there is no room among those that are pending.
 var errDropped = errors.New("dropped: maxPending records are pending already")
 
-// queue is where records wait for a slot: while as many POSTs are under way as there are slots, what comes gathers in batches, and
-// the next batch goes when a slot is free. With a slot free nothing waits.
+var newline = []byte("\n")
+
+// queue is where records wait for a slot: while as many POSTs are under way as there are slots, what comes gathers, and goes in one POST when
+// a slot is free. With a slot free nothing waits.
 type queue struct {
 	slots int
 
-	mu      sync.Mutex
-	posts   int
-	batches []*batch
+	mu    sync.Mutex
+	posts int
+	// waiting are the records that wait for a slot, the oldest first.
+	waiting []*delivery
 	// pending counts the records that were handed over and have not been answered.
 	pending int
-}
-
-// batch is what goes in one POST. Its first record's handler sends it, and the others wait for it.
-type batch struct {
-	delivery *delivery
-	records  int
-	// turn is closed when a slot is free, done when err is the answer. Both are nil where no handler waits.
-	turn, done chan struct{}
-	err        error
-	// entries are the records whose handlers do not wait.
-	entries []entry
-}
-
-// entry is a record that was handed over.
-type entry struct {
-	source  *source
-	size    int
-	started time.Time
 }
 
 func slotsFor(settings endpointSettings) int {
@@ -56,169 +42,163 @@ func slotsFor(settings endpointSettings) int {
 	return batchSlots
 }
 
-// sendGathered sends a record together with others, or leaves it pending, or both.
-func sendGathered(s *source, id string, payload []byte, rejects bool) error {
-	started := time.Now()
-	if s.endpoint.settings.maxPending > 0 {
-		return handOver(s, id, payload, started)
-	}
-
-	err := commit(s, id, payload, started)
-	account(s, err, len(payload), started, rejects)
-
-	return err
-}
-
-// commit delivers a record together with those that come while it waits for a slot, and returns the answer to the batch.
+// commit delivers a record together with those that come while it waits for a slot. The one that has waited longest sends for all of
+// them.
 //
 // No caller needs a timer: a batch has the deadline of its first record, and the batches before it have earlier ones.
-func commit(s *source, id string, payload []byte, started time.Time) error {
-	q := &s.endpoint.queue
+func commit(d *delivery) {
+	d.started = time.Now()
+	q := &d.source.endpoint.queue
 	q.mu.Lock()
-	if q.posts < q.slots {
-		q.posts++
+	if q.posts == q.slots {
+		d.turn = make(chan bool, 1)
+		q.waiting = append(q.waiting, d)
 		q.mu.Unlock()
 
-		err := post(s.endpoint, newDelivery(s, id, payload, started))
-		nextBatch(q)
+		leads := <-d.turn
+		if leads {
+			d.waited = true
+			commitBatch(d, q)
+		}
 
-		return err
+		return
 	}
-
-	b, leads := gather(s, id, payload, started)
+	q.posts++
 	q.mu.Unlock()
 
-	if leads {
-		lead(s.endpoint, b)
-	} else {
-		<-b.done
-	}
-
-	return b.err
+	commitBatch(d, q)
 }
 
-// lead waits for a slot, and delivers a batch for all that are in it.
-func lead(e *endpoint, b *batch) {
-	<-b.turn
-	b.err = post(e, b.delivery)
-	nextBatch(&e.queue)
-	close(b.done)
+// commitBatch sends a record with those that wait, and tells them of the answer.
+func commitBatch(first *delivery, q *queue) {
+	batch := takeBatch(first, q)
+	err := postBatch(batch)
+	if next := nextFirst(q); next != nil {
+		next.turn <- true
+	}
+	account(first, batch[1:], err)
+	for _, d := range batch[1:] {
+		d.turn <- false
+	}
 }
 
-// newDelivery makes a POST of one record, to which others may be added.
-func newDelivery(s *source, id string, payload []byte, started time.Time) *delivery {
-	d := &delivery{payload: payload, deadline: started.Add(s.endpoint.timeout)}
-	if s.endpoint.settings.maxBatch == 1 {
-		d.header = recordHeader(s, id)
-
-		return d
-	}
-
-	d.payload = append(d.payload, '\n')
-	d.header = s.endpoint.settings.headers.Clone()
-	d.header["Content-Type"] = []string{"application/x-ndjson"}
-	d.header["X-Tap-Record"] = []string{"batch"}
-	d.header["Idempotency-Key"] = []string{id + s.suffix + "-batch"}
-
-	return d
-}
-
-// gather puts a record into the last batch, or into a new one behind it. It returns the batch and whether it is new. The queue's mutex is held.
-func gather(s *source, id string, payload []byte, started time.Time) (*batch, bool) {
-	q := &s.endpoint.queue
-	if last := len(q.batches) - 1; last >= 0 {
-		b := q.batches[last]
-		if b.records < s.endpoint.settings.maxBatch && len(b.delivery.payload)+len(payload) < maxBatchBytes {
-			b.records++
-			b.delivery.payload = append(append(b.delivery.payload, payload...), '\n')
-
-			return b, false
-		}
-	}
-
-	b := &batch{records: 1, delivery: newDelivery(s, id, payload, started)}
-	if s.endpoint.settings.maxPending == 0 {
-		b.turn, b.done = make(chan struct{}), make(chan struct{})
-	}
-	q.batches = append(q.batches, b)
-
-	return b, true
-}
-
-// nextBatch gives the slot of a POST that has ended to the batch that has waited longest. It returns the batch when nobody waits for its turn.
-func nextBatch(q *queue) *batch {
+// takeBatch returns a record with those that go in the same POST, of those that wait.
+func takeBatch(first *delivery, q *queue) []*delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	if len(q.batches) == 0 {
+	room := first.source.endpoint.settings.maxBatch - 1
+	if room > len(q.waiting) {
+		room = len(q.waiting)
+	}
+	size, more := len(first.payload), 0
+	for more < room {
+		if size += len(q.waiting[more].payload) + 1; size > maxBatchBytes {
+			break
+		}
+		more++
+	}
+
+	batch := append([]*delivery{first}, q.waiting[:more]...)
+	q.waiting = q.waiting[more:]
+
+	return batch
+}
+
+// nextFirst gives the slot of a POST that has ended to the record that has waited longest. It returns nil when none waits: then the slot is free.
+func nextFirst(q *queue) *delivery {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+
+	if len(q.waiting) == 0 {
 		q.posts--
 
 		return nil
 	}
-	b := q.batches[0]
-	q.batches = q.batches[1:]
-	if b.turn != nil {
-		close(b.turn)
+	next := q.waiting[0]
+	q.waiting = q.waiting[1:]
 
-		return nil
-	}
-
-	return b
+	return next
 }
 
-// handOver takes a record whose handler does not wait, and returns errDropped when as many are pending as may be.
-func handOver(s *source, id string, payload []byte, started time.Time) error {
-	q := &s.endpoint.queue
-	q.mu.Lock()
-	full := q.pending >= s.endpoint.settings.maxPending
-	if !full {
-		enqueue(s, id, payload, started)
+// postBatch makes one POST of several records.
+func postBatch(batch []*delivery) error {
+	first := batch[0]
+	p := &delivery{
+		source:  first.source,
+		id:      first.id,
+		payload: first.payload,
+		started: first.started,
+		waited:  first.waited,
+		header:  first.source.header.Clone(),
 	}
-	q.mu.Unlock()
-	if full {
-		return accountDropped(s)
+	if first.source.batches {
+		p.payload = joinBatch(batch)
+	} else {
+		p.header["X-Tap-Id"] = []string{first.id}
 	}
+	post(p)
 
-	return nil
+	return p.err
 }
 
-// enqueue gives a record a slot, or a place in a batch that waits for one. The queue's mutex is held.
-func enqueue(s *source, id string, payload []byte, started time.Time) {
-	e := s.endpoint
+// joinBatch returns the payload of a batch: one record a line.
+func joinBatch(batch []*delivery) []byte {
+	lines := make([][]byte, 0, len(batch))
+	for _, d := range batch {
+		lines = append(lines, d.payload)
+	}
+
+	return append(bytes.Join(lines, newline), '\n')
+}
+
+// handOver takes a record whose handler does not wait. It is dropped when as many are pending as may be.
+func handOver(d *delivery, e *endpoint) {
+	d.started = time.Now()
 	q := &e.queue
-	record := entry{source: s, size: len(payload), started: started}
-
-	q.pending++
-	metrics.pending.Add(1)
-	if q.posts < q.slots {
-		q.posts++
-		go drain(e, &batch{delivery: newDelivery(s, id, payload, started), entries: []entry{record}})
+	q.mu.Lock()
+	if q.pending >= e.settings.maxPending {
+		q.mu.Unlock()
+		accountDropped(d)
 
 		return
 	}
-	b, _ := gather(s, id, payload, started)
-	b.entries = append(b.entries, record)
+	q.pending++
+	metrics.pending.Add(1)
+	if q.posts == q.slots {
+		q.waiting = append(q.waiting, d)
+	} else {
+		q.posts++
+		go drain(d, q)
+	}
+	q.mu.Unlock()
 }
 
-// drain delivers pending batches until there are none.
-func drain(e *endpoint, b *batch) {
-	for b != nil {
-		// The time in the queue is bounded by its length, not by the timeout, which is for the endpoint.
-		b.delivery.deadline = time.Now().Add(e.timeout)
-		err := post(e, b.delivery)
-		for _, record := range b.entries {
-			account(record.source, err, record.size, record.started, false)
-		}
-		metrics.pending.Add(-int64(len(b.entries)))
-		b = nextPending(&e.queue, len(b.entries))
+// drain delivers pending records until there are none.
+func drain(d *delivery, q *queue) {
+	for d != nil {
+		batch := takeBatch(d, q)
+		account(d, batch[1:], postPending(batch))
+		metrics.pending.Add(-int64(len(batch)))
+		d = nextPending(q, len(batch))
 	}
 }
 
-// nextPending counts records as answered, and returns the batch that has the slot next, or nil.
-func nextPending(q *queue, answered int) *batch {
+// postPending makes a POST whose timeout begins only now: the time in the queue is bounded by its length, and the timeout is for the endpoint.
+func postPending(batch []*delivery) error {
+	began := batch[0].started
+	batch[0].started = time.Now()
+	err := postBatch(batch)
+	batch[0].started = began
+
+	return err
+}
+
+// nextPending counts records as answered, and returns the one that has the slot next, or nil.
+func nextPending(q *queue, answered int) *delivery {
 	q.mu.Lock()
 	q.pending -= answered
 	q.mu.Unlock()
 
-	return nextBatch(q)
+	return nextFirst(q)
 }

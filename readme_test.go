@@ -182,7 +182,7 @@ func TestReadme_ShowsARecordAsItIs(t *testing.T) {
 	var compact bytes.Buffer
 	require.NoError(t, json.Compact(&compact, []byte(example)))
 	assert.Equal(t, compact.String(), string(encode(&record)), "with the fields in the same order")
-	assert.Len(t, record.ID, len(randomID()))
+	assert.Len(t, record.ID, len(randomIDs()[:idLength]))
 }
 
 func TestReadme_NamesWhatSizesDependOn(t *testing.T) {

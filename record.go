@@ -68,22 +68,21 @@ type Response struct {
 
 // describeRequest returns all of a request but its body.
 func describeRequest(req *http.Request, r *redaction) *Request {
-	return &Request{
+	request := &Request{
 		Method:     req.Method,
 		URL:        req.RequestURI,
 		Host:       req.Host,
 		Proto:      req.Proto,
 		RemoteAddr: req.RemoteAddr,
-		Headers:    redact(req.Header.Clone(), r),
+		Headers:    req.Header.Clone(),
 	}
+	redact(request.Headers, r)
+
+	return request
 }
 
-// requestLine returns the request object of a response record: the request line and those of its headers that are named. Nil when none is.
+// requestLine returns the request object of a response record: the request line and those of its headers that are named.
 func requestLine(request *Request, names []string) *Request {
-	if len(names) == 0 {
-		return nil
-	}
-
 	headers := http.Header{}
 	for _, name := range names {
 		if values := request.Headers[name]; values != nil {
@@ -121,14 +120,12 @@ func newRedaction(names []string) *redaction {
 // redact takes values out of headers, which it changes. Their number stays.
 //
 // Names from the network are canonical, but a middleware may have written any spelling into the map, so all are looked at.
-func redact(headers http.Header, r *redaction) http.Header {
+func redact(headers http.Header, r *redaction) {
 	for name := range headers {
 		if r.lengths[len(name)] {
 			redactHeader(headers, name, r)
 		}
 	}
-
-	return headers
 }
 
 func redactHeader(headers http.Header, name string, r *redaction) {

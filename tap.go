@@ -112,8 +112,9 @@ func CreateConfig() *Config {
 // The error names the option that is wrong as the user typed it.
 func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
 	h := &handler{
-		next:   next,
-		redact: newRedaction(config.RedactHeaders),
+		next:       next,
+		redact:     newRedaction(config.RedactHeaders),
+		seeksSpans: true,
 	}
 	if config.RedactHeaders == nil {
 		h.redact = newRedaction(strings.Split(defaultRedactHeaders, ","))
@@ -164,8 +165,12 @@ type kind struct {
 	reject bool
 	// pends says that the handler never waits for a record.
 	pends bool
-	// plain says that the request stands in the record as it was described, without a body.
-	plain          bool
+	// describes says that the request stands in the record, completes that it differs from what all records have of it.
+	describes, completes bool
+	// responds says that the response stands in the record.
+	responds bool
+	// gathers says that records go together with others.
+	gathers        bool
 	requestHeaders []string
 }
 
@@ -211,7 +216,10 @@ func newKind(name string, config *RecordConfig) (*kind, error) {
 			k.max = bodySize
 		}
 	}
-	k.plain = name != kindResponse && k.limit == 0
+	k.describes = name != kindResponse || len(k.requestHeaders) > 0
+	k.completes = k.describes && (name == kindResponse || k.limit > 0)
+	k.responds = name != kindRequest
+	k.gathers = settings.maxBatch > 1
 
 	return k, nil
 }
@@ -244,8 +252,8 @@ type handler struct {
 	requestRoom, responseRoom int64
 	// copiesBody says that request bodies are copied or read ahead.
 	copiesBody bool
-	// sendsRequest says that request records are sent while the backend works.
-	sendsRequest bool
+	// Request records are sent before the backend is called, or while it works: at once, or when they have the body.
+	before, atOnce, afterBody *kind
 	// waits says that records may be delivered in goroutines, for which the handler waits.
 	waits bool
 	// requestMax is how many bytes a request body may have.
@@ -258,9 +266,20 @@ type handler struct {
 	// have holdMax.
 	holds              bool
 	holdLimit, holdMax int64
+	// holdsAll says that no record is left to be delivered of a response that was held and released.
+	holdsAll bool
+	// unseen says that no record has anything of the response.
+	unseen bool
+	// last is the kind of record that is delivered when the response has ended, where it is the only one and nothing is held.
+	last *kind
 
-	// spans is what is known of Traefik's tracing.
-	spans spans
+	// mu guards what every request takes a part of, so that one lock does for all.
+	mu sync.Mutex
+	// ids are hex digits for the next exchanges.
+	ids string
+	// seeksSpans says that requests may have a span of Traefik's tracing. Until one has been seen, spanless counts those without.
+	seeksSpans, tracing bool
+	spanless            int
 }
 
 // decide derives what the kinds mean for every exchange.
@@ -294,9 +313,24 @@ func decide(h *handler) {
 		decideHold(h, k)
 	}
 
-	h.sendsRequest = h.request != nil && !h.request.reject
-	h.waits = h.sendsRequest || h.response != nil && h.exchange != nil
+	switch k := h.request; {
+	case k == nil:
+	case k.reject:
+		h.before = k
+	case k.limit == 0:
+		h.atOnce = k
+	default:
+		h.afterBody = k
+	}
+	h.waits = h.atOnce != nil || h.afterBody != nil || h.response != nil && h.exchange != nil
 	h.copiesBody = h.requestRoom > 0 || h.readAhead >= 0
+	h.holdsAll = h.holds && (h.response == nil || h.response.reject) && (h.exchange == nil || h.exchange.reject)
+	h.unseen = h.response == nil && h.exchange == nil
+	if !h.holds && h.exchange == nil {
+		h.last = h.response
+	} else if !h.holds && h.response == nil {
+		h.last = h.exchange
+	}
 }
 
 func decideHold(h *handler, k *kind) {
@@ -329,12 +363,16 @@ type exchange struct {
 	handler  *handler
 	id       string
 	received time.Time
-	traceID  string
+	// seeksSpan says that the request may have a span of Traefik's tracing.
+	seeksSpan bool
+	traceID   string
 	// request is nil when no record has anything of it.
 	request *Request
 	// body is nil when the request has none, or none of it is recorded.
 	body   *requestBody
 	writer *responseWriter
+	// held is nil unless the response is held back.
+	held *heldWriter
 	// headers are the response's, as they are recorded.
 	headers http.Header
 
@@ -342,8 +380,9 @@ type exchange struct {
 	returned bool
 	// aborted says that the response ended early, because the handler panicked.
 	aborted bool
-	// asked says that the endpoint was asked whether a held response may be served: its records are delivered.
-	asked bool
+	// asked says that the endpoint was asked whether a held response may be served: its records are delivered. Recorded says that there
+	// are no others of the response.
+	asked, recorded bool
 	// sending counts the records that are being delivered in goroutines of their own.
 	sending sync.WaitGroup
 }
@@ -351,11 +390,20 @@ type exchange struct {
 // ServeHTTP implements http.Handler.
 //
 // What only some exchanges need stands in functions of its own, here and in what is called from here: the interpreter pays for
-// every expression of a function that is called, whether it is reached or not.
+// every expression of a function that is called, whether it is reached or not, and for local variables and results. So what is found
+// out goes into the fields of the exchange at once.
 func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
-	x := &exchange{handler: h, id: newID(), received: now().UTC()}
-	if req.Header["Traceparent"] != nil || h.spans.missed.Load() < missedLimit {
-		x.traceID = traceID(h, req)
+	x := &exchange{handler: h, received: now().UTC()}
+	h.mu.Lock()
+	if h.ids == "" {
+		makeIDs(h)
+	}
+	x.id = h.ids[:idLength]
+	h.ids = h.ids[idLength:]
+	x.seeksSpan = h.seeksSpans
+	h.mu.Unlock()
+	if x.seeksSpan || req.Header["Traceparent"] != nil {
+		findTrace(x, req)
 	}
 	if h.describesRequest {
 		x.request = describeRequest(req, h.redact)
@@ -364,48 +412,132 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		req = copyBody(x, req)
 	}
 
-	if h.admits && !admit(x, rw, req) {
-		return
-	}
-	if h.sendsRequest {
-		sendRequest(x)
-	}
-
-	x.writer = &responseWriter{rw: rw, room: h.responseRoom, length: -1, vary: rw.Header()["Vary"], bodiless: req.Method == http.MethodHead}
-	if h.holds {
-		holdBack(x)
-	}
-
-	defer func() {
-		if x.returned {
+	if h.admits {
+		if !admit(x, rw, req) {
 			return
 		}
-		if x.writer.refused {
-			// The proxy gives up in this way when it cannot write on. The client has its answer, and its connection stays usable.
-			_ = recover() //nolint:forbidigo // Nothing is served any more, and nothing panics again.
-			finish(x)
-		} else {
-			abandon(x)
-		}
-	}()
+	}
+	if h.atOnce != nil {
+		sendApart(x, h.atOnce)
+	}
+
+	if h.unseen {
+		serveUnseen(x, rw, req)
+
+		return
+	}
+
+	x.writer = &responseWriter{ResponseWriter: rw, handlesWrites: true, flushBelow: bufferSize}
+	if h.responseRoom > 0 || rw.Header()["Vary"] != nil {
+		prepareWriter(x.writer, h.responseRoom, req)
+	}
+	if h.holds {
+		serveHeld(x, req)
+
+		return
+	}
+	defer conclude(x)
 	h.next.ServeHTTP(x.writer, req)
 	x.returned = true
+}
 
-	finish(x)
+// serveUnseen lets the handler write its response itself: nothing is recorded of it.
+func serveUnseen(x *exchange, rw http.ResponseWriter, req *http.Request) {
+	defer concludeUnseen(x)
+	x.handler.next.ServeHTTP(rw, req)
+	x.returned = true
+}
+
+// concludeUnseen is conclude where the response is not seen. A panic goes on at once.
+func concludeUnseen(x *exchange) {
+	if x.body != nil {
+		endBody(x)
+	}
+	if x.returned && x.handler.waits {
+		x.sending.Wait()
+	}
+}
+
+// serveHeld lets the handler serve a response that is held back until its records are accepted.
+func serveHeld(x *exchange, req *http.Request) {
+	x.writer.bodiless = req.Method == http.MethodHead
+	holdBack(x)
+	defer concludeHeld(x)
+	x.handler.next.ServeHTTP(x.held, req)
+	x.returned = true
+}
+
+// holdBack is no part of serveHeld, since its closure is called from a deferred function: that locks the frame of what has deferred it, and
+// a closure that frame in which it was made.
+func holdBack(x *exchange) {
+	x.held = &heldWriter{
+		w:      x.writer,
+		limit:  x.handler.holdLimit,
+		max:    x.handler.holdMax,
+		accept: func() bool { return acceptResponse(x) },
+		before: x.writer.ResponseWriter.Header().Clone(),
+	}
+}
+
+// conclude ends an exchange whose handler has returned or panicked: the client gets what is left of the response, and the endpoint the
+// records that are left. It is deferred: its argument is a pointer that does not change, since the interpreter looks at it only now.
+func conclude(x *exchange) {
+	if !x.returned {
+		abandon(x)
+
+		return
+	}
+
+	h := x.handler
+	if !x.writer.flushed {
+		endResponse(x.writer)
+	}
+	if x.body != nil {
+		endBody(x)
+	}
+
+	if h.last != nil {
+		x.headers = x.writer.header
+		redact(x.headers, h.redact)
+		deliver(x, h.last)
+	} else if !x.recorded {
+		deliverRest(x)
+	}
+	if h.waits {
+		x.sending.Wait()
+	}
+}
+
+// concludeHeld is conclude where the response was held.
+func concludeHeld(x *exchange) {
+	if !x.returned && x.held.refused {
+		// The proxy gives up in this way when it cannot write on. The client has its answer, and its connection stays usable.
+		_ = recover() //nolint:forbidigo // Nothing is served any more, and nothing panics again.
+		x.returned = true
+	}
+	if x.returned && !x.held.passes {
+		endHold(x.held)
+	}
+	x.recorded = x.asked && x.handler.holdsAll
+	conclude(x)
 }
 
 // copyBody returns the request with a copying body, unless it has none. It is another request: net/http looks at the body of its own to
 // decide what becomes of the connection.
 func copyBody(x *exchange, req *http.Request) *http.Request {
+	h := x.handler
 	if req.ContentLength == 0 || req.Body == nil || req.Body == http.NoBody {
+		if h.afterBody != nil {
+			sendApart(x, h.afterBody)
+		}
+
 		return req
 	}
 
-	h := x.handler
-	x.body = &requestBody{original: req.Body, length: req.ContentLength, limit: h.requestRoom, recordable: -1}
-	if h.sendsRequest && h.request.limit > 0 {
-		x.body.recordable = h.request.limit
-		x.body.recorded = func() { sendApart(x, h.request) }
+	x.body = newRequestBody(req.Body, req.ContentLength, h.requestRoom)
+	if h.afterBody != nil {
+		x.body.recordable = h.afterBody.limit
+		x.body.recorded = func() { sendApart(x, h.afterBody) }
 	}
 	req = req.WithContext(req.Context())
 	req.Body = x.body
@@ -417,22 +549,38 @@ func copyBody(x *exchange, req *http.Request) *http.Request {
 // than what is recorded, and nothing that must be recorded goes on before its record is accepted.
 func admit(x *exchange, rw http.ResponseWriter, req *http.Request) bool {
 	h := x.handler
-	status := 0
-	if req.ContentLength > h.requestMax {
-		status = http.StatusRequestEntityTooLarge
-	} else if x.body != nil && h.readAhead >= 0 {
-		status = readBodyAhead(x, req)
+	if h.readAhead >= 0 {
+		if status := admitBody(x, req); status != 0 {
+			return refuseRequest(x, rw, status)
+		}
 	}
-	if status == 0 && h.request != nil && h.request.reject && !deliver(x, h.request) {
-		status = http.StatusInternalServerError
-	}
-	if status != 0 {
-		serveError(rw, status)
-		// Of a kind that records the request whatever becomes of it.
-		x.sending.Wait()
+	if h.before != nil && !deliver(x, h.before) {
+		return refuseRequest(x, rw, http.StatusInternalServerError)
 	}
 
-	return status == 0
+	return true
+}
+
+// refuseRequest answers in place of the backend.
+func refuseRequest(x *exchange, rw http.ResponseWriter, status int) bool {
+	serveError(rw, status)
+	// Of a kind that records the request whatever becomes of it.
+	x.sending.Wait()
+
+	return false
+}
+
+// admitBody reads of a body what is needed before the request may go on. It returns the status of the answer to one that is too large, or
+// cannot be read; 0 for any other.
+func admitBody(x *exchange, req *http.Request) int {
+	if req.ContentLength > x.handler.requestMax {
+		return http.StatusRequestEntityTooLarge
+	}
+	if x.body == nil {
+		return 0
+	}
+
+	return readBodyAhead(x, req)
 }
 
 // readBodyAhead returns the status of the answer to a body that cannot be read, or is too large; 0 for any other.
@@ -443,21 +591,15 @@ func readBodyAhead(x *exchange, req *http.Request) int {
 	if x.body.read > x.handler.requestMax {
 		return http.StatusRequestEntityTooLarge
 	}
+	// Not the reader that it had.
+	req.Body = x.body
 	// Reading has answered it.
 	req.Header.Del("Expect")
 
 	return 0
 }
 
-// sendRequest sends the request record while the backend works, unless it waits for a body.
-func sendRequest(x *exchange) {
-	k := x.handler.request
-	if x.body == nil || k.limit == 0 {
-		sendApart(x, k)
-	}
-}
-
-// sendApart delivers a record in a goroutine of its own; deliverRest waits for it.
+// sendApart delivers a record in a goroutine of its own; conclude waits for it.
 func sendApart(x *exchange, k *kind) {
 	if k.pends {
 		deliver(x, k)
@@ -473,26 +615,12 @@ func deliverApart(x *exchange, k *kind) {
 	x.sending.Done()
 }
 
-// holdBack keeps the response from the client until its records are accepted.
-func holdBack(x *exchange) {
-	w := x.writer
-	w.hold = &hold{
-		limit:  x.handler.holdLimit,
-		max:    x.handler.holdMax,
-		accept: func() bool { return acceptResponse(x) },
-		before: w.rw.Header().Clone(),
-	}
-	if w.bodiless {
-		w.hold.limit = 0
-		w.hold.max = unlimited
-	}
-}
-
 // acceptResponse delivers the records without which a response must not be served.
 func acceptResponse(x *exchange) bool {
 	x.asked = true
 	// A copy: the client is to get the real values.
-	x.headers = redact(x.writer.header.Clone(), x.handler.redact)
+	x.headers = x.writer.header.Clone()
+	redact(x.headers, x.handler.redact)
 
 	response, exchange := x.handler.response, x.handler.exchange
 	if response != nil && response.reject && !deliver(x, response) {
@@ -502,59 +630,38 @@ func acceptResponse(x *exchange) bool {
 	return exchange == nil || !exchange.reject || deliver(x, exchange)
 }
 
-// finish releases what is still held, lets the client have all of the response, and delivers the records that are left.
-func finish(x *exchange) {
-	w := x.writer
-	if w.header == nil {
-		settle(w)
-	}
-	if w.hold != nil {
-		endHold(w)
-	}
-	if w.written == 0 || w.bulk {
-		flushWhole(w)
-	}
-
-	deliverRest(x)
-}
-
-// abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once.
+// abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once. The response is left as it is.
 func abandon(x *exchange) {
 	x.aborted = true
-	if x.writer.header == nil {
+	if x.writer.status == 0 {
 		settle(x.writer)
 	}
-	go deliverRest(x)
-}
-
-// deliverRest delivers the records that have not been yet, and returns when all are delivered.
-func deliverRest(x *exchange) {
-	h := x.handler
-	if x.body != nil {
-		endBody(x)
-	}
-
-	response, exchange := h.response, h.exchange
-	if h.holds {
-		response, exchange = undelivered(x, response), undelivered(x, exchange)
-	}
-	x.headers = redact(x.writer.header, h.redact)
-	if response != nil {
-		deliverResponse(x, response, exchange)
-	}
-	if exchange != nil {
-		deliver(x, exchange)
-	}
-
-	if h.waits {
-		x.sending.Wait()
-	}
+	x.writer.flushed = true
+	x.returned = true
+	go conclude(x)
 }
 
 // endBody ends the copying of the request's body. The record that waits for the body is sent as it is.
 func endBody(x *exchange) {
 	if freeze(x.body) {
-		sendApart(x, x.handler.request)
+		sendApart(x, x.handler.afterBody)
+	}
+}
+
+// deliverRest delivers what is not one record alone: a response record and an exchange record at the same time, without those for which the
+// endpoint has been asked while the response was held.
+func deliverRest(x *exchange) {
+	x.headers = x.writer.header
+	redact(x.headers, x.handler.redact)
+
+	response, exchange := undelivered(x, x.handler.response), undelivered(x, x.handler.exchange)
+	if response != nil && exchange != nil {
+		sendApart(x, response)
+	} else if response != nil {
+		deliver(x, response)
+	}
+	if exchange != nil {
+		deliver(x, exchange)
 	}
 }
 
@@ -564,7 +671,7 @@ func undelivered(x *exchange, k *kind) *kind {
 	if k == nil || !k.reject {
 		return k
 	}
-	if x.asked || x.writer.refused {
+	if x.asked || x.held.refused {
 		return nil
 	}
 	open := *k
@@ -573,32 +680,40 @@ func undelivered(x *exchange, k *kind) *kind {
 	return &open
 }
 
-// deliverResponse delivers a response record, at the same time as the exchange record if there is one.
-func deliverResponse(x *exchange, response, exchange *kind) {
-	if exchange != nil {
-		sendApart(x, response)
-	} else {
-		deliver(x, response)
-	}
-}
-
-// deliver builds a record and sends it. It returns false when the record was not accepted.
+// deliver builds a record and sends it. It returns false when what must not be served without the record was not recorded.
 func deliver(x *exchange, k *kind) bool {
-	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID, Request: x.request}
-	if !k.plain {
+	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID}
+	if k.describes {
+		record.Request = x.request
+	}
+	if k.completes {
 		record.Request = requestPart(x, k)
 	}
-	if k.name != kindRequest {
-		record.Response = &Response{Status: x.writer.status, Headers: x.headers, Duration: now().Sub(x.received), Aborted: x.aborted}
+	if k.responds {
+		record.Response = &Response{Status: x.writer.status, Headers: x.headers, Duration: since(x.received), Aborted: x.aborted}
 		if k.limit > 0 {
-			record.Response.Body, record.Response.BodyTruncated = bodyWritten(x.writer, k.limit)
+			addResponseBody(x, k, record)
 		}
 	}
 
-	return send(k.source, x.id, encode(record), k.reject) == nil
+	d := &delivery{source: k.source, id: x.id, payload: encode(record), rejects: k.reject}
+	if k.pends {
+		handOver(d, k.source.endpoint)
+	} else if k.gathers {
+		commit(d)
+	} else {
+		send(d)
+	}
+
+	// A record that is pending is another goroutine's now.
+	return !k.reject || d.err == nil
 }
 
-// requestPart returns what a record says of the request where that is not all but the body.
+func addResponseBody(x *exchange, k *kind, record *Record) {
+	record.Response.Body, record.Response.BodyTruncated = bodyWritten(x.writer, k.limit)
+}
+
+// requestPart returns what a record says of the request where that is not all of it but the body.
 func requestPart(x *exchange, k *kind) *Request {
 	if k.name == kindResponse {
 		return requestLine(x.request, k.requestHeaders)
@@ -612,15 +727,27 @@ func requestPart(x *exchange, k *kind) *Request {
 	return &request
 }
 
-// now and newID are variables so that tests can fix the time and the id of a record.
+// These are variables so that tests can fix the times and the id of a record.
 var (
-	now   = time.Now
-	newID = randomID
+	now    = time.Now
+	since  = time.Since
+	newIDs = randomIDs
 )
 
-// randomID returns 32 hex digits of 16 random bytes.
-func randomID() string {
-	b := make([]byte, 16)
+const (
+	// idLength is the number of hex digits of an id, which stand for 16 random bytes.
+	idLength = 32
+	// idsAtOnce is how many ids are made at a time: a call for each would cost more than all the rest of making it.
+	idsAtOnce = 64
+)
+
+func makeIDs(h *handler) {
+	h.ids = newIDs()
+}
+
+// randomIDs returns several ids, one after the other.
+func randomIDs() string {
+	b := make([]byte, idsAtOnce*idLength/2)
 	_, _ = rand.Read(b) // Fails only on a system without randomness, where nothing else of net/http works either.
 
 	return hex.EncodeToString(b)

@@ -8,17 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// missedLimit is after how many requests without a span an instance stops to look for one. Tracing is fixed for the life of
+// spanlessLimit is after how many requests without a span an instance stops to look for one. Tracing is fixed for the life of
 // the process, but a router can switch it off for itself.
-const missedLimit = 16
-
-// spans is what an instance knows of Traefik's tracing.
-type spans struct {
-	// missed counts the requests without a span, until the first with one.
-	missed atomic.Int32
-	// found says that a request with a span has been seen: from then on every request is looked at.
-	found atomic.Bool
-}
+const spanlessLimit = 16
 
 // spanKey is the key under which OpenTelemetry keeps the span in a context, once a context with one has been seen. Its type is
 // not exported, so it can only be found in a context that has it. It is the same for the whole process.
@@ -28,16 +20,15 @@ var spanKey atomic.Value
 // one may go on after another dash.
 var traceparent = regexp.MustCompile(`^(?:00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}|(?:0[1-9a-f]|[1-9a-e][0-9a-f]|f[0-9a-e])-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?)$`)
 
-// traceID returns the id of the trace that a request belongs to, or "": Traefik's own where there is one, else the client's.
+// findTrace finds the id of the trace that a request belongs to: Traefik's own where there is one, else the client's.
 // Traefik puts a traceparent on the request only on its way to the backend, so its own is in the context alone.
-func traceID(h *handler, req *http.Request) string {
-	if h.spans.missed.Load() < missedLimit {
-		if id := spanTraceID(h, req); id != "" {
-			return id
-		}
+func findTrace(x *exchange, req *http.Request) {
+	if x.seeksSpan {
+		x.traceID = spanTraceID(x.handler, req)
 	}
-
-	return traceparentID(req.Header["Traceparent"])
+	if x.traceID == "" {
+		x.traceID = traceparentID(req.Header["Traceparent"])
+	}
 }
 
 // traceparentID returns the trace id of a valid traceparent header, else "". None is not valid, nor are two.
@@ -73,13 +64,22 @@ func spanTraceID(h *handler, req *http.Request) string {
 	if key != nil {
 		id = idOfSpan(ctx.Value(key))
 	}
-	if id != "" {
-		h.spans.found.Store(true)
-	} else if !h.spans.found.Load() {
-		h.spans.missed.Add(1)
-	}
+	noteSpan(h, id != "")
 
 	return id
+}
+
+// noteSpan remembers whether a request had a span.
+func noteSpan(h *handler, found bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	if found {
+		h.tracing = true
+	} else {
+		h.spanless++
+	}
+	h.seeksSpans = h.tracing || h.spanless < spanlessLimit
 }
 
 // findSpanKey follows a chain of contexts to the one that holds an OpenTelemetry span, and returns a key equal to its key, or nil.

@@ -229,7 +229,7 @@ func underRace() bool {
 }
 
 // sendSource is the line with which the plugin's function begins that every record goes through.
-var sendSource = regexp.MustCompile(`(?m)^func send(\(.*\) error \{)$`)
+var sendSource = regexp.MustCompile(`(?m)^func send(\(.*\) \{)$`)
 
 // StubDelivery returns the plugin's source with a function in the place of send that accepts every record and does nothing, so that
 // all of the plugin runs but the delivery: file name and text. Root is the folder of the plugin. The error says that the file
@@ -244,7 +244,7 @@ func StubDelivery(root string) (name, text string, err error) {
 		return "", "", fmt.Errorf("%s has %d functions send instead of one", name, found)
 	}
 
-	return name, sendSource.ReplaceAllString(string(source), "func send$1\n\treturn nil\n}\n\nfunc deliverForReal$1"), nil
+	return name, sendSource.ReplaceAllString(string(source), "func send$1\n}\n\nfunc deliverForReal$1"), nil
 }
 
 // Interface guards.

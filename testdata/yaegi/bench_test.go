@@ -19,8 +19,8 @@ import (
 //
 //	go test -run=TestCost -v .
 var allocations = map[string]struct{ stubbed, delivered float64 }{
-	"exchange":         {597, 886},
-	"request+response": {754, 1331},
+	"exchange":         {494, 734},
+	"request+response": {587, 1067},
 }
 
 // The compiled plugin has a guard of its own, in the plugin's package: its delivery can be stubbed out from there alone.

@@ -31,7 +31,8 @@ import "time"
 func init() {
 	at := time.Unix(0, %d).In(time.FixedZone("", 2*60*60))
 	now = func() time.Time { return at }
-	newID = func() string { return %q }
+	since = func(started time.Time) time.Duration { return at.Sub(started) }
+	newIDs = func() string { return %q }
 }
 `, records.Time.UnixNano(), records.ID)
 	plugin, err := host.Interpret(host.Options{Stderr: pluginLog, Overlay: map[string]string{"fixed.go": fixed}})
