@@ -36,6 +36,10 @@ type engine struct {
 var interpretedPlugin host.Plugin
 
 func TestMain(m *testing.M) {
+	if address := os.Getenv(clientAddress); address != "" {
+		os.Exit(runAsClient(address))
+	}
+
 	log.SetFlags(0)
 	log.SetOutput(pluginLog)
 

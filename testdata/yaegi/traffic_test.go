@@ -1,13 +1,11 @@
 package yaegi_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -51,8 +49,8 @@ var (
 	inline = tapping{name: "inline", kinds: "request+response"}
 )
 
-// BenchmarkTraffic measures small exchanges between real clients, a backend and an endpoint on loopback, with everything in one
-// process: allocations are those of all of them. The endpoint takes the time in the benchmark's name for each POST.
+// BenchmarkTraffic measures small exchanges between real clients, a backend and an endpoint on loopback. Everything but a single client is in
+// one process: allocations are those of all of it. The endpoint takes the time in the benchmark's name for each POST.
 //
 // One client sends a request when it has the response to the last one, or thinks in between, longer than the endpoint takes for both
 // records; its time is that from a request to the end of its response. Many clients do not think, and their time ends when all records
@@ -143,15 +141,14 @@ func enginesOf(t tapping, both bool) []engine {
 // runSerial lets one client send requests one after the other, with a pause in between.
 func runSerial(b *testing.B, l *lane, pause time.Duration) {
 	b.Helper()
-	c := l.dial(b)
+	c := startClient(b, l.address)
 	var times []time.Duration
 	for b.Loop() {
-		started := time.Now()
-		if err := c.exchange(); err != nil {
+		took, err := c.exchange(pause)
+		if err != nil {
 			b.Fatal(err)
 		}
-		times = append(times, time.Since(started))
-		time.Sleep(pause)
+		times = append(times, took)
 	}
 	l.awaitRecords(b, len(times))
 
@@ -377,83 +374,6 @@ func writeLarge(w io.Writer) error {
 		if _, err := w.Write(zeros[:min(rest, len(zeros))]); err != nil {
 			return err
 		}
-	}
-
-	return nil
-}
-
-// client is one connection that is kept alive. It is no http.Client, which would take as much of the machine as all it measures.
-type client struct {
-	conn   net.Conn
-	reader *bufio.Reader
-	small  []byte
-}
-
-// dial connects a client, until the benchmark ends.
-func (l *lane) dial(b *testing.B) *client {
-	b.Helper()
-	conn, err := net.Dial("tcp", l.address)
-	require.NoError(b, err)
-	b.Cleanup(func() { _ = conn.Close() })
-	require.NoError(b, conn.SetDeadline(time.Now().Add(5*time.Minute)))
-
-	return &client{conn: conn, reader: bufio.NewReaderSize(conn, len(zeros)), small: requestText(http.MethodGet, "/orders/1701?expand=items", 0)}
-}
-
-// requestText is a request as it goes through a connection, without its body.
-func requestText(method, path string, length int) []byte {
-	var text bytes.Buffer
-	fmt.Fprintf(&text, "%s %s HTTP/1.1\r\nHost: shop.example\r\n", method, path)
-	if length > 0 {
-		fmt.Fprintf(&text, "Content-Length: %d\r\n", length)
-	}
-	_ = cost.RequestHeaders().Write(&text)
-	text.WriteString("\r\n")
-
-	return text.Bytes()
-}
-
-// exchange sends a small request and reads its response.
-func (c *client) exchange() error {
-	if _, err := c.conn.Write(c.small); err != nil {
-		return err
-	}
-
-	return c.readResponse(int64(len(smallBody)))
-}
-
-// transfer sends a large request, or asks for a large response.
-func (c *client) transfer(path string) error {
-	if path == downloadPath {
-		if _, err := c.conn.Write(requestText(http.MethodGet, path, 0)); err != nil {
-			return err
-		}
-
-		return c.readResponse(bodySize)
-	}
-
-	if _, err := c.conn.Write(requestText(http.MethodPost, path, bodySize)); err != nil {
-		return err
-	}
-	if err := writeLarge(c.conn); err != nil {
-		return err
-	}
-
-	return c.readResponse(0)
-}
-
-func (c *client) readResponse(length int64) error {
-	resp, err := http.ReadResponse(c.reader, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	n, err := io.Copy(io.Discard, resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK || n != length {
-		return fmt.Errorf("status %d with %d bytes instead of %d", resp.StatusCode, n, length)
 	}
 
 	return nil
