@@ -84,7 +84,7 @@ func (h *bodyHead) Read(p []byte) (int, error) {
 	b := h.body
 	n, err := b.original.Read(p)
 	h.done = copyRequestBody(b, p[:n], err)
-	if err == io.EOF { //nolint:errorlint // io.Reader promises io.EOF itself.
+	if err == io.EOF {
 		b.rest.N = 0
 	}
 
@@ -531,9 +531,9 @@ func holdHeader(h *heldWriter, status int) {
 	}
 }
 
-// exceeds says that the announced body is larger than max.
-func exceeds(w *responseWriter, max int64) bool {
-	return !w.bodiless && w.status != http.StatusNotModified && parseLength(w.header) > max
+// exceeds says that the announced body is larger than size.
+func exceeds(w *responseWriter, size int64) bool {
+	return !w.bodiless && w.status != http.StatusNotModified && parseLength(w.header) > size
 }
 
 // holdBody is Write of a response that is held, or was refused.

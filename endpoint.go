@@ -220,7 +220,7 @@ func post(d *delivery) {
 	// The URL is a valid one: New has seen to that. The client has a timeout.
 	d.req, d.err = http.NewRequest(http.MethodPost, d.source.url, bytes.NewReader(d.payload)) //nolint:noctx // See above.
 	d.req.Header = d.header
-	d.resp, d.err = d.source.client.Do(d.req)
+	d.resp, d.err = d.source.client.Do(d.req) //nolint:bodyclose // Here, or by takeAnswer.
 	if d.err != nil || d.resp.ContentLength != 0 || d.resp.StatusCode/100 != 2 || d.source.gate.alert.Load() {
 		concludePost(d)
 	} else {
@@ -241,7 +241,7 @@ func concludePost(d *delivery) {
 		ctx, cancel := withDeadline(d)
 		defer cancel()
 		// What the client says is the transport's error behind the URL.
-		d.resp, d.err = sendAgain(t, d.req.WithContext(ctx), errors.Unwrap(d.err))
+		d.resp, d.err = sendAgain(t, d.req.WithContext(ctx), errors.Unwrap(d.err)) //nolint:bodyclose // takeAnswer closes it.
 	}
 	d.err = verdict(e, takeAnswer(t, d.resp, d.err))
 }
@@ -302,9 +302,9 @@ func attempt(ctx context.Context, t *target, d *delivery) answer {
 		adapt(t, req)
 	}
 
-	resp, err := t.transport.RoundTrip(req)
+	resp, err := t.transport.RoundTrip(req) //nolint:bodyclose // takeAnswer closes it.
 	if err != nil {
-		resp, err = sendAgain(t, req, err)
+		resp, err = sendAgain(t, req, err) //nolint:bodyclose // takeAnswer closes it.
 	}
 
 	return takeAnswer(t, resp, err)

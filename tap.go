@@ -697,11 +697,12 @@ func deliver(x *exchange, k *kind) bool {
 	}
 
 	d := &delivery{source: k.source, id: x.id, payload: encode(record), rejects: k.reject}
-	if k.pends {
+	switch {
+	case k.pends:
 		handOver(d, k.source.endpoint)
-	} else if k.gathers {
+	case k.gathers:
 		commit(d)
-	} else {
+	default:
 		send(d)
 	}
 
