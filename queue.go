@@ -111,6 +111,8 @@ func nextFirst(q *queue) *delivery {
 	defer q.mu.Unlock()
 
 	if len(q.waiting) == 0 {
+		// The array would keep what has waited in it.
+		q.waiting = nil
 		q.posts--
 
 		return nil
