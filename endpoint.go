@@ -138,8 +138,9 @@ type source struct {
 	suffix string
 	// What follows is of the endpoint, at hand: the interpreter pays for each step of the way there.
 
-	// batches says that several records go in one POST.
-	batches bool
+	// maxPending is how many records may be pending, batches says that several go in one POST.
+	maxPending int
+	batches    bool
 	// client is the endpoint's, or nil. With it there is one URL, and the gate of that.
 	client *http.Client
 	url    string
@@ -154,6 +155,7 @@ func newSource(middleware, kind string, e *endpoint) *source {
 		counters:   countersFor(middleware, kind),
 		header:     e.settings.headers.Clone(),
 		suffix:     "-" + kind,
+		maxPending: e.settings.maxPending,
 		batches:    e.settings.maxBatch > 1,
 	}
 	s.header["Content-Type"] = []string{"application/json"}

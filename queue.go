@@ -155,11 +155,11 @@ func joinBatch(batch []*delivery) []byte {
 }
 
 // handOver takes a record whose handler does not wait. It is dropped when as many are pending as may be.
-func handOver(d *delivery, e *endpoint) {
+func handOver(d *delivery) {
 	d.started = time.Now()
-	q := &e.queue
+	q := &d.source.endpoint.queue
 	q.mu.Lock()
-	if q.pending >= e.settings.maxPending {
+	if q.pending >= d.source.maxPending {
 		q.mu.Unlock()
 		accountDropped(d)
 

@@ -165,10 +165,9 @@ type kind struct {
 	reject bool
 	// pends says that the handler never waits for a record.
 	pends bool
-	// describes says that the request stands in the record, completes that it differs from what all records have of it.
-	describes, completes bool
-	// responds says that the response stands in the record.
-	responds bool
+	// describes says that the request stands in the record, responds that the response does, and completes that one of them is not the
+	// same as in all records of the exchange.
+	describes, responds, completes bool
 	// gathers says that records go together with others.
 	gathers        bool
 	requestHeaders []string
@@ -217,8 +216,8 @@ func newKind(name string, config *RecordConfig) (*kind, error) {
 		}
 	}
 	k.describes = name != kindResponse || len(k.requestHeaders) > 0
-	k.completes = k.describes && (name == kindResponse || k.limit > 0)
 	k.responds = name != kindRequest
+	k.completes = k.limit > 0 || len(k.requestHeaders) > 0
 	k.gathers = settings.maxBatch > 1
 
 	return k, nil
@@ -554,7 +553,7 @@ func admit(x *exchange, rw http.ResponseWriter, req *http.Request) bool {
 			return refuseRequest(x, rw, status)
 		}
 	}
-	if h.before != nil && !deliver(x, h.before) {
+	if h.before != nil && deliver(x, h.before).err != nil {
 		return refuseRequest(x, rw, http.StatusInternalServerError)
 	}
 
@@ -623,11 +622,11 @@ func acceptResponse(x *exchange) bool {
 	redact(x.headers, x.handler.redact)
 
 	response, exchange := x.handler.response, x.handler.exchange
-	if response != nil && response.reject && !deliver(x, response) {
+	if response != nil && response.reject && deliver(x, response).err != nil {
 		return false
 	}
 
-	return exchange == nil || !exchange.reject || deliver(x, exchange)
+	return exchange == nil || !exchange.reject || deliver(x, exchange).err == nil
 }
 
 // abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once. The response is left as it is.
@@ -680,38 +679,41 @@ func undelivered(x *exchange, k *kind) *kind {
 	return &open
 }
 
-// deliver builds a record and sends it. It returns false when what must not be served without the record was not recorded.
-func deliver(x *exchange, k *kind) bool {
+// deliver builds a record and sends it. The error of the delivery is to be looked at only where the kind rejects: a record that is pending is
+// another goroutine's by then.
+func deliver(x *exchange, k *kind) *delivery {
 	record := &Record{ID: x.id, Kind: k.name, Time: x.received, TraceID: x.traceID}
 	if k.describes {
 		record.Request = x.request
 	}
-	if k.completes {
-		record.Request = requestPart(x, k)
-	}
 	if k.responds {
 		record.Response = &Response{Status: x.writer.status, Headers: x.headers, Duration: since(x.received), Aborted: x.aborted}
-		if k.limit > 0 {
-			addResponseBody(x, k, record)
-		}
+	}
+	if k.completes {
+		complete(record, x, k)
 	}
 
 	d := &delivery{source: k.source, id: x.id, payload: encode(record), rejects: k.reject}
 	switch {
 	case k.pends:
-		handOver(d, k.source.endpoint)
+		handOver(d)
 	case k.gathers:
 		commit(d)
 	default:
 		send(d)
 	}
 
-	// A record that is pending is another goroutine's now.
-	return !k.reject || d.err == nil
+	return d
 }
 
-func addResponseBody(x *exchange, k *kind, record *Record) {
-	record.Response.Body, record.Response.BodyTruncated = bodyWritten(x.writer, k.limit)
+// complete adds to a record what is not the same in all records of an exchange: bodies, and the request of a response record.
+func complete(record *Record, x *exchange, k *kind) {
+	if k.describes {
+		record.Request = requestPart(x, k)
+	}
+	if k.responds && k.limit > 0 {
+		record.Response.Body, record.Response.BodyTruncated = bodyWritten(x.writer, k.limit)
+	}
 }
 
 // requestPart returns what a record says of the request where that is not all of it but the body.

@@ -19,8 +19,8 @@ import (
 //
 //	go test -run=TestCost -v .
 var allocations = map[string]struct{ stubbed, delivered float64 }{
-	"exchange":         {494, 734},
-	"request+response": {587, 1067},
+	"exchange":         {483, 723},
+	"request+response": {565, 1045},
 }
 
 // The compiled plugin has a guard of its own, in the plugin's package: its delivery can be stubbed out from there alone.
