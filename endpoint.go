@@ -191,8 +191,6 @@ type delivery struct {
 	waited bool
 	// header is that of the POST. It is the same however often it is tried.
 	header http.Header
-	req    *http.Request
-	resp   *http.Response
 	// err is nil when the record was accepted, or handed over.
 	err error
 }
@@ -212,21 +210,22 @@ func send(d *delivery) {
 func post(d *delivery) {
 	// The endpoint can tell by the key that a record comes twice. The transport takes it for the permission to send again when a
 	// connection turns out to be stale.
-	d.header["Idempotency-Key"] = []string{d.id + d.source.suffix}
-	if d.source.client == nil || d.waited {
+	s := d.source
+	d.header["Idempotency-Key"] = []string{d.id + s.suffix}
+	if s.client == nil || d.waited {
 		persist(d)
 
 		return
 	}
 
 	// The URL is a valid one: New has seen to that. The client has a timeout.
-	d.req, d.err = http.NewRequest(http.MethodPost, d.source.url, bytes.NewReader(d.payload)) //nolint:noctx // See above.
-	d.req.Header = d.header
-	d.resp, d.err = d.source.client.Do(d.req) //nolint:bodyclose // Here, or by takeAnswer.
-	if d.err != nil || d.resp.ContentLength != 0 || d.resp.StatusCode/100 != 2 || d.source.gate.alert.Load() {
-		concludePost(d)
+	req, _ := http.NewRequest(http.MethodPost, s.url, bytes.NewReader(d.payload)) //nolint:noctx // See above.
+	req.Header = d.header
+	resp, err := s.client.Do(req) //nolint:bodyclose // Here, or by takeAnswer.
+	if err != nil || resp.ContentLength != 0 || resp.StatusCode/100 != 2 || s.gate.alert.Load() {
+		concludePost(d, req, resp, err)
 	} else {
-		_ = d.resp.Body.Close()
+		_ = resp.Body.Close()
 	}
 }
 
@@ -236,16 +235,16 @@ func followNone(*http.Request, []*http.Request) error {
 }
 
 // concludePost is for an only attempt that has failed, or was answered by more than a good status.
-func concludePost(d *delivery) {
+func concludePost(d *delivery, req *http.Request, resp *http.Response, err error) {
 	e := d.source.endpoint
 	t := e.targets[0]
-	if d.err != nil {
+	if err != nil {
 		ctx, cancel := withDeadline(d)
 		defer cancel()
 		// What the client says is the transport's error behind the URL.
-		d.resp, d.err = sendAgain(t, d.req.WithContext(ctx), errors.Unwrap(d.err)) //nolint:bodyclose // takeAnswer closes it.
+		resp, err = sendAgain(t, req.WithContext(ctx), errors.Unwrap(err)) //nolint:bodyclose // takeAnswer closes it.
 	}
-	d.err = verdict(e, takeAnswer(t, d.resp, d.err))
+	d.err = verdict(e, takeAnswer(t, resp, err))
 }
 
 // answer is what came of an attempt: a status and perhaps the time to wait before the next one, or an error.

@@ -116,14 +116,15 @@ func mapIn(in *expvar.Map, name string) *expvar.Map {
 // account counts a record, and the others of its batch, by what came of their delivery. A failure is told to the log.
 func account(d *delivery, others []*delivery, err error) {
 	for {
-		seconds := float64(time.Since(d.started)) / 1e9
-		d.source.counters.seconds.Add(seconds)
-		d.source.counters.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
+		c := d.source.counters
+		seconds := time.Since(d.started).Seconds()
+		c.seconds.Add(seconds)
+		c.buckets[sort.SearchFloat64s(bounds, seconds)].Add(1)
 		if err != nil {
 			accountFailure(d, err)
 		} else {
-			d.source.counters.sent.Add(1)
-			d.source.counters.bytes.Add(int64(len(d.payload)))
+			c.sent.Add(1)
+			c.bytes.Add(int64(len(d.payload)))
 		}
 
 		if len(others) == 0 {

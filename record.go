@@ -66,9 +66,9 @@ type Response struct {
 	Aborted bool `json:"aborted,omitempty"`
 }
 
-// describeRequest returns all of a request but its body.
-func describeRequest(req *http.Request, r *redaction) *Request {
-	request := &Request{
+// describeRequest returns all of a request but its body. Its headers are a copy, and not redacted yet.
+func describeRequest(req *http.Request) *Request {
+	return &Request{
 		Method:     req.Method,
 		URL:        req.RequestURI,
 		Host:       req.Host,
@@ -76,9 +76,6 @@ func describeRequest(req *http.Request, r *redaction) *Request {
 		RemoteAddr: req.RemoteAddr,
 		Headers:    req.Header.Clone(),
 	}
-	redact(request.Headers, r)
-
-	return request
 }
 
 // requestLine returns the request object of a response record: the request line and those of its headers that are named.
@@ -103,15 +100,21 @@ func requestLine(request *Request, names []string) *Request {
 type redaction struct {
 	// names are the names of the headers in canonical form.
 	names map[string]bool
-	// lengths are those of the names. A header whose name has another length is passed over without a call.
+	// lengths are those of the names, and ends their last letters in both cases. A header that differs in either is passed over without
+	// a call.
 	lengths map[int]bool
+	ends    map[byte]bool
 }
 
 func newRedaction(names []string) *redaction {
-	r := &redaction{names: map[string]bool{}, lengths: map[int]bool{}}
+	r := &redaction{names: map[string]bool{}, lengths: map[int]bool{}, ends: map[byte]bool{}}
 	for _, name := range canonical(names) {
 		r.names[name] = true
 		r.lengths[len(name)] = true
+		end := name[len(name)-1]
+		r.ends[end] = true
+		// The same letter in the other case, in ASCII.
+		r.ends[end^0x20] = true
 	}
 
 	return r
@@ -122,22 +125,17 @@ func newRedaction(names []string) *redaction {
 // Names from the network are canonical, but a middleware may have written any spelling into the map, so all are looked at.
 func redact(headers http.Header, r *redaction) {
 	for name := range headers {
-		if r.lengths[len(name)] {
+		if r.lengths[len(name)] && r.ends[name[len(name)-1]] {
 			redactHeader(headers, name, r)
 		}
 	}
 }
 
 func redactHeader(headers http.Header, name string, r *redaction) {
-	if !r.names[http.CanonicalHeaderKey(name)] {
-		return
+	if r.names[http.CanonicalHeaderKey(name)] {
+		// One call, where a loop would cost its every step.
+		headers[name] = strings.Fields(strings.Repeat(redacted+" ", len(headers[name])))
 	}
-
-	values := make([]string, len(headers[name]))
-	for i := range values {
-		values[i] = redacted
-	}
-	headers[name] = values
 }
 
 // encode returns the JSON of a record. Nothing in a record can make it fail: invalid UTF-8 becomes U+FFFD.

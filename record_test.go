@@ -77,10 +77,11 @@ func TestDescribeRequest_IsACopyThatNothingBehindTheTapChanges(t *testing.T) {
 	req.Host, req.RemoteAddr = "shop.example", "192.0.2.1:49152"
 	req.Header = http.Header{"Authorization": {"secret"}, "X-Kept": {"1", "2"}}
 
-	described := describeRequest(req, newRedaction([]string{"Authorization"}))
+	described := describeRequest(req)
 	req.Method, req.RequestURI, req.Host, req.RemoteAddr = http.MethodPut, "/changed", "changed", "changed"
 	req.Header["X-Kept"][0] = "changed"
 	req.Header.Set("X-Added", "added")
+	redact(described.Headers, newRedaction([]string{"Authorization"}))
 
 	assert.Equal(t, &Request{
 		Method:     http.MethodPost,
@@ -139,6 +140,14 @@ func TestRedactHeaders_KeepsNamesAndTheNumberOfValues(t *testing.T) {
 			[]string{"X-Api-Key", "Cookie"},
 			http.Header{"Cookie": {"REDACTED"}, "Accept": {"2"}, "X-Api-Key": {"REDACTED"}},
 		},
+		{
+			"in any spelling",
+			http.Header{"cookie": {"1"}, "COOKIE": {"2"}, "cOOKIe": {"3"}, "": {"4"}},
+			[]string{"cOokIe"},
+			http.Header{"cookie": {"REDACTED"}, "COOKIE": {"REDACTED"}, "cOOKIe": {"REDACTED"}, "": {"4"}},
+		},
+		{"ends in no letter", http.Header{"X-Key-1": {"1"}, "X-Key-2": {"2"}}, []string{"x-key-1"}, http.Header{"X-Key-1": {"REDACTED"}, "X-Key-2": {"2"}}},
+		{"not in letters at all", http.Header{"ſ": {"1"}, "K": {"2"}}, []string{"ſ", "K"}, http.Header{"ſ": {"REDACTED"}, "K": {"REDACTED"}}},
 	}
 	for _, test := range cases {
 		t.Run(test.name, func(t *testing.T) {

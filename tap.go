@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -112,10 +113,10 @@ func CreateConfig() *Config {
 // The error names the option that is wrong as the user typed it.
 func New(ctx context.Context, next http.Handler, config *Config, name string) (http.Handler, error) {
 	h := &handler{
-		next:       next,
-		redact:     newRedaction(config.RedactHeaders),
-		seeksSpans: true,
+		next:   next,
+		redact: newRedaction(config.RedactHeaders),
 	}
+	h.seeksSpans.Store(true)
 	if config.RedactHeaders == nil {
 		h.redact = newRedaction(strings.Split(defaultRedactHeaders, ","))
 	}
@@ -272,13 +273,18 @@ type handler struct {
 	// last is the kind of record that is delivered when the response has ended, where it is the only one and nothing is held.
 	last *kind
 
-	// mu guards what every request takes a part of, so that one lock does for all.
+	// early says that a record may be sent before the client has the response.
+	early bool
+
+	// seeksSpans says that requests may have a span of Traefik's tracing.
+	seeksSpans atomic.Bool
+
 	mu sync.Mutex
 	// ids are hex digits for the next exchanges.
 	ids string
-	// seeksSpans says that requests may have a span of Traefik's tracing. Until one has been seen, spanless counts those without.
-	seeksSpans, tracing bool
-	spanless            int
+	// tracing says that a request with a span has been seen. Until then spanless counts those without.
+	tracing  bool
+	spanless int
 }
 
 // decide derives what the kinds mean for every exchange.
@@ -325,6 +331,7 @@ func decide(h *handler) {
 	h.copiesBody = h.requestRoom > 0 || h.readAhead >= 0
 	h.holdsAll = h.holds && (h.response == nil || h.response.reject) && (h.exchange == nil || h.exchange.reject)
 	h.unseen = h.response == nil && h.exchange == nil
+	h.early = h.request != nil || h.holds
 	if !h.holds && h.exchange == nil {
 		h.last = h.response
 	} else if !h.holds && h.response == nil {
@@ -362,10 +369,8 @@ type exchange struct {
 	handler  *handler
 	id       string
 	received time.Time
-	// seeksSpan says that the request may have a span of Traefik's tracing.
-	seeksSpan bool
-	traceID   string
-	// request is nil when no record has anything of it.
+	traceID  string
+	// request is nil when no record has anything of it. Its headers are the real ones until the exchange is prepared.
 	request *Request
 	// body is nil when the request has none, or none of it is recorded.
 	body   *requestBody
@@ -393,19 +398,14 @@ type exchange struct {
 // out goes into the fields of the exchange at once.
 func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	x := &exchange{handler: h, received: now().UTC()}
-	h.mu.Lock()
-	if h.ids == "" {
-		makeIDs(h)
-	}
-	x.id = h.ids[:idLength]
-	h.ids = h.ids[idLength:]
-	x.seeksSpan = h.seeksSpans
-	h.mu.Unlock()
-	if x.seeksSpan || req.Header["Traceparent"] != nil {
+	if h.seeksSpans.Load() || req.Header["Traceparent"] != nil {
 		findTrace(x, req)
 	}
 	if h.describesRequest {
-		x.request = describeRequest(req, h.redact)
+		x.request = describeRequest(req)
+	}
+	if h.early {
+		prepare(x)
 	}
 	if h.copiesBody {
 		req = copyBody(x, req)
@@ -438,6 +438,21 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	defer conclude(x)
 	h.next.ServeHTTP(x.writer, req)
 	x.returned = true
+}
+
+// prepare does what no record goes without, and no response waits for: it gives the exchange its id, and redacts its request.
+func prepare(x *exchange) {
+	h := x.handler
+	h.mu.Lock()
+	if h.ids == "" {
+		makeIDs(h)
+	}
+	x.id = h.ids[:idLength]
+	h.ids = h.ids[idLength:]
+	h.mu.Unlock()
+	if h.describesRequest {
+		redact(x.request.Headers, h.redact)
+	}
 }
 
 // serveUnseen lets the handler write its response itself: nothing is recorded of it.
@@ -493,6 +508,9 @@ func conclude(x *exchange) {
 	}
 	if x.body != nil {
 		endBody(x)
+	}
+	if !h.early {
+		prepare(x)
 	}
 
 	if h.last != nil {

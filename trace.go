@@ -23,7 +23,7 @@ var traceparent = regexp.MustCompile(`^(?:00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a
 // findTrace finds the id of the trace that a request belongs to: Traefik's own where there is one, else the client's.
 // Traefik puts a traceparent on the request only on its way to the backend, so its own is in the context alone.
 func findTrace(x *exchange, req *http.Request) {
-	if x.seeksSpan {
+	if x.handler.seeksSpans.Load() {
 		x.traceID = spanTraceID(x.handler, req)
 	}
 	if x.traceID == "" {
@@ -79,7 +79,7 @@ func noteSpan(h *handler, found bool) {
 	} else {
 		h.spanless++
 	}
-	h.seeksSpans = h.tracing || h.spanless < spanlessLimit
+	h.seeksSpans.Store(h.tracing || h.spanless < spanlessLimit)
 }
 
 // findSpanKey follows a chain of contexts to the one that holds an OpenTelemetry span, and returns a key equal to its key, or nil.
