@@ -217,7 +217,7 @@ const (
 	// bufferSize is the size of the buffer of net/http's response writer in bytes: a write of this size leaves it by itself.
 	// The source is bufferBeforeChunkingSize and the 4 KiB bufio.Writer of the connection, in net/http/server.go.
 	bufferSize = 4 << 10
-	// always is flushBelow of a response whose every write is flushed.
+	// always is flushBelow of a response whose every write is flushed, or that has no end to be flushed.
 	always = math.MaxInt
 )
 
@@ -278,7 +278,10 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 
 	conn, buffered, err := hijacker.Hijack()
-	w.hijacked = err == nil
+	if err == nil {
+		w.hijacked = true
+		w.flushBelow = always
+	}
 
 	return conn, buffered, err
 }
@@ -393,9 +396,18 @@ func flushBehind(w *responseWriter) {
 	_ = http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// endResponse sends what is left of a response that is written to its end. Where the length is not known and nothing has been written,
-// net/http would announce a length of 0, which is left to it unless trailers are to follow.
+// endResponse sends what is left of a response that is written to its end.
 func endResponse(w *responseWriter) {
+	if w.status == 0 || w.negotiated || w.flushBelow == always {
+		endOtherResponse(w)
+	} else {
+		flush(w)
+	}
+}
+
+// endOtherResponse is endResponse where there is no status, or no length, or where the length is lost by a flush. Where the length is not
+// known and nothing has been written, net/http would announce a length of 0, which is left to it unless trailers are to follow.
+func endOtherResponse(w *responseWriter) {
 	if w.status == 0 {
 		settle(w)
 
@@ -404,7 +416,7 @@ func endResponse(w *responseWriter) {
 	if w.implied || w.hijacked || w.negotiated && w.header["Content-Length"] != nil {
 		return
 	}
-	if w.flushBelow < always || w.status == http.StatusNotModified && !w.negotiated || hasTrailers(w.ResponseWriter.Header()) {
+	if w.status == http.StatusNotModified && !w.negotiated || hasTrailers(w.ResponseWriter.Header()) {
 		flush(w)
 	}
 }
@@ -435,6 +447,7 @@ func bodyWritten(w *responseWriter, limit int64) ([]byte, bool) {
 func settle(w *responseWriter) {
 	w.header = w.ResponseWriter.Header().Clone()
 	w.implied = true
+	w.flushBelow = always
 	w.status = http.StatusOK
 	if w.hijacked {
 		w.status = http.StatusSwitchingProtocols
@@ -446,7 +459,10 @@ var errRefused = errors.New("the response was refused, because its record was no
 
 // heldWriter keeps a response from the client until its record is complete and accepted. The bytes it holds are those of the record. What
 // comes then is passed on.
+//
+// The writer underneath is embedded, so that the interpreter has no part in calls of Header.
 type heldWriter struct {
+	http.ResponseWriter
 	w *responseWriter
 	// limit is how many bytes of the body are held before the record is complete.
 	limit int64
@@ -461,48 +477,44 @@ type heldWriter struct {
 	written int64
 	// passes says that the response is not held any more.
 	passes bool
-	// refused says that the client has got an error in place of the response.
+	// refused says that the client has got an error in place of the response, and after are the headers that stood then.
 	refused bool
-	// discarded is given to a handler that goes on after the refusal.
-	discarded http.Header
+	after   http.Header
 }
 
-// Header implements http.ResponseWriter.
-func (h *heldWriter) Header() http.Header {
-	if h.refused {
-		return h.discarded
+// WriteHeader implements http.ResponseWriter. The record may be complete without a body: then the response is released at once.
+func (h *heldWriter) WriteHeader(status int) {
+	w := h.w
+	if status < 200 || w.status != 0 || h.passes {
+		holdOtherHeader(h, status)
+
+		return
 	}
 
-	return h.w.ResponseWriter.Header()
-}
-
-// WriteHeader implements http.ResponseWriter. An informational status is dropped while the response is held.
-func (h *heldWriter) WriteHeader(status int) {
-	switch {
-	case h.refused || h.w.status != 0:
-		// Too late.
-	case h.passes:
-		h.w.WriteHeader(status)
-	case status == http.StatusSwitchingProtocols:
-		// An upgrade is served as it comes.
-		h.passes = true
-		h.w.WriteHeader(status)
-	case status >= 200:
-		holdHeader(h, status)
+	w.status = status
+	w.header = w.ResponseWriter.Header().Clone()
+	if h.max < unlimited {
+		holdMeasured(h)
+	} else if h.limit == 0 || w.bodiless {
+		releaseHeader(h)
 	}
 }
 
 // Write implements http.ResponseWriter.
-func (h *heldWriter) Write(p []byte) (int, error) {
-	if !h.passes {
-		return holdBody(h, p)
+func (h *heldWriter) Write(p []byte) (n int, err error) {
+	w := h.w
+	if !h.passes || w.handlesWrites {
+		return writeHeld(h, p)
 	}
 
-	if h.w.handlesWrites {
-		return writeCopying(h.w, p)
+	// This is pass, without the call.
+	n, err = w.ResponseWriter.Write(p)
+	w.flushed = false
+	if len(p) < w.flushBelow {
+		flush(w)
 	}
 
-	return pass(h.w, p)
+	return n, err
 }
 
 // Hijack implements http.Hijacker. The response is not held any more: an upgrade is served as it comes.
@@ -517,17 +529,25 @@ func (h *heldWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, buffered, err
 }
 
-// holdHeader holds the header back. The record may be complete without a body: then the response is released at once.
-func holdHeader(h *heldWriter, status int) {
-	w := h.w
-	w.status = status
-	w.header = w.ResponseWriter.Header().Clone()
-	if h.max < unlimited && exceeds(w, h.max) {
+// holdOtherHeader is WriteHeader for a status that is informational, or not the first, or that comes after an upgrade. An informational
+// one is dropped while the response is held.
+func holdOtherHeader(h *heldWriter, status int) {
+	if h.refused || h.w.status != 0 {
+		return
+	}
+	// An upgrade is served as it comes.
+	h.passes = h.passes || status == http.StatusSwitchingProtocols
+	if h.passes {
+		h.w.WriteHeader(status)
+	}
+}
+
+// holdMeasured holds back the header of a response whose size matters.
+func holdMeasured(h *heldWriter) {
+	if exceeds(h.w, h.max) {
 		refuse(h)
-	} else if h.limit == 0 && h.max > 0 || w.bodiless {
-		if accepted(h) {
-			releaseHeader(h)
-		}
+	} else if h.limit == 0 && h.max > 0 || h.w.bodiless {
+		releaseHeader(h)
 	}
 }
 
@@ -536,16 +556,16 @@ func exceeds(w *responseWriter, size int64) bool {
 	return !w.bodiless && w.status != http.StatusNotModified && parseLength(w.header) > size
 }
 
-// holdBody is Write of a response that is held, or was refused.
-func holdBody(h *heldWriter, p []byte) (int, error) {
+// writeHeld is Write of a response that is held, or was refused, or whose body is copied.
+func writeHeld(h *heldWriter, p []byte) (int, error) {
+	if h.w.status == 0 && !h.passes {
+		h.WriteHeader(http.StatusOK)
+	}
 	if h.refused {
 		return 0, errRefused
 	}
-	if h.w.status == 0 {
-		holdHeader(h, http.StatusOK)
-		if h.passes || h.refused {
-			return h.Write(p)
-		}
+	if h.passes {
+		return writeCopying(h.w, p)
 	}
 
 	held := h.w.body
@@ -562,9 +582,6 @@ func holdBody(h *heldWriter, p []byte) (int, error) {
 
 		return 0, errRefused
 	}
-	if !accepted(h) {
-		return 0, errRefused
-	}
 	if err := release(h, held); err != nil {
 		return 0, err
 	}
@@ -572,45 +589,33 @@ func holdBody(h *heldWriter, p []byte) (int, error) {
 	return pass(h.w, p)
 }
 
-// endHold ends the holding of a response that is written to its end, or for which nothing was written.
+// endHold ends the holding of a response that is written to its end, or for which nothing was written. What a handler has set that went
+// on after the refusal is taken away: net/http might make trailers of it.
 func endHold(h *heldWriter) {
-	if h.passes || h.refused {
+	if h.refused {
+		takeTrailers(h.w.ResponseWriter.Header(), h.after)
+
 		return
 	}
 	if h.w.status == 0 {
 		settle(h.w)
 	}
-	if accepted(h) {
-		_ = release(h, h.w.body)
-	}
+	_ = release(h, h.w.body)
 }
 
-// accepted delivers the record of a held response, and refuses the response when the record is refused.
-func accepted(h *heldWriter) bool {
-	if h.accept() {
-		return true
-	}
-	refuse(h)
-
-	return false
-}
-
-// release sends what was held as it would have been sent: headers that were set after the status are trailers, and net/http
-// takes them for that only when they come after it.
+// release sends what was held as it would have been sent, if its record is accepted: headers that were set after the status are trailers,
+// and net/http takes them for that only when they come after it.
 func release(h *heldWriter, held []byte) error {
 	w := h.w
-	if w.implied {
-		h.passes = true
-
-		return nil
-	}
-
 	var trailers http.Header
-	if header := w.ResponseWriter.Header(); !reflect.DeepEqual(header, w.header) {
+	if header := w.ResponseWriter.Header(); !w.implied && !reflect.DeepEqual(header, w.header) {
 		trailers = takeTrailers(header, w.header)
 	}
 
 	releaseHeader(h)
+	if h.refused {
+		return errRefused
+	}
 
 	var err error
 	if len(held) > 0 {
@@ -623,10 +628,20 @@ func release(h *heldWriter, held []byte) error {
 	return err
 }
 
-// releaseHeader sends the status and the header, of a response that is not held any more.
+// releaseHeader sends the status and the header of a response whose record is accepted, and refuses any other. One that net/http
+// answers for is left to it.
 func releaseHeader(h *heldWriter) {
+	if !h.accept() {
+		refuse(h)
+
+		return
+	}
+
 	h.passes = true
 	w := h.w
+	if w.implied {
+		return
+	}
 	w.handlesWrites = w.copies
 	w.ResponseWriter.WriteHeader(w.status)
 	if w.header["Content-Length"] == nil {
@@ -662,7 +677,6 @@ func takeTrailers(header, written http.Header) http.Header {
 // refuse serves an error in place of a held response, with nothing of that response in it.
 func refuse(h *heldWriter) {
 	h.refused = true
-	h.discarded = http.Header{}
 
 	w := h.w
 	header := w.ResponseWriter.Header()
@@ -679,6 +693,8 @@ func refuse(h *heldWriter) {
 	w.truncated = false
 	w.copies = false
 	w.header = header.Clone()
+	// Asked for again, as by putTrailers.
+	h.after = w.ResponseWriter.Header().Clone()
 	if !w.negotiated {
 		flush(w)
 	}

@@ -266,6 +266,8 @@ type handler struct {
 	// have holdMax.
 	holds              bool
 	holdLimit, holdMax int64
+	// first and second are the kinds of record without which a held response is not served. Second is nil when there is one alone.
+	first, second *kind
 	// holdsAll says that no record is left to be delivered of a response that was held and released.
 	holdsAll bool
 	// unseen says that no record has anything of the response.
@@ -345,6 +347,11 @@ func decideHold(h *handler, k *kind) {
 		h.holds = true
 		h.holdLimit = larger(h.holdLimit, k.limit)
 		h.holdMax = smaller(h.holdMax, k.max)
+		if h.first == nil {
+			h.first = k
+		} else {
+			h.second = k
+		}
 	}
 }
 
@@ -485,11 +492,12 @@ func serveHeld(x *exchange, req *http.Request) {
 // a closure that frame in which it was made.
 func holdBack(x *exchange) {
 	x.held = &heldWriter{
-		w:      x.writer,
-		limit:  x.handler.holdLimit,
-		max:    x.handler.holdMax,
-		accept: func() bool { return acceptResponse(x) },
-		before: x.writer.ResponseWriter.Header().Clone(),
+		ResponseWriter: x.writer.ResponseWriter,
+		w:              x.writer,
+		limit:          x.handler.holdLimit,
+		max:            x.handler.holdMax,
+		accept:         func() bool { return acceptResponse(x) },
+		before:         x.writer.ResponseWriter.Header().Clone(),
 	}
 }
 
@@ -634,17 +642,13 @@ func deliverApart(x *exchange, k *kind) {
 
 // acceptResponse delivers the records without which a response must not be served.
 func acceptResponse(x *exchange) bool {
+	h := x.handler
 	x.asked = true
-	// A copy: the client is to get the real values.
-	x.headers = x.writer.header.Clone()
-	redact(x.headers, x.handler.redact)
+	// The client gets the real values: these are of a copy.
+	x.headers = x.writer.header
+	redact(x.headers, h.redact)
 
-	response, exchange := x.handler.response, x.handler.exchange
-	if response != nil && response.reject && deliver(x, response).err != nil {
-		return false
-	}
-
-	return exchange == nil || !exchange.reject || deliver(x, exchange).err == nil
+	return deliver(x, h.first).err == nil && (h.second == nil || deliver(x, h.second).err == nil)
 }
 
 // abandon leaves the records of an aborted response to a goroutine, since the panic must go on at once. The response is left as it is.

@@ -19,8 +19,8 @@ import (
 //
 //	go test -run=TestCost -v .
 var allocations = map[string]struct{ stubbed, delivered float64 }{
-	"exchange":         {483, 723},
-	"request+response": {565, 1045},
+	"exchange":         {424, 658},
+	"request+response": {506, 974},
 }
 
 // The compiled plugin has a guard of its own, in the plugin's package: its delivery can be stubbed out from there alone.

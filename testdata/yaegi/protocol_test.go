@@ -906,6 +906,40 @@ func TestTap_RefusesCleanly(t *testing.T) {
 	accepting.none(t)
 }
 
+// A handler that does not give up when nothing can be written any more sends no trailers with the error in the place of its response.
+func TestTap_SendsNoTrailersAfterARefusal(t *testing.T) {
+	goesOn := func(rw http.ResponseWriter, req *http.Request) {
+		secretive(rw, req)
+		rw.Header().Set(http.TrailerPrefix+"X-Backend", "yes")
+		rw.Header().Add("X-In-Front", "changed")
+		rw.WriteHeader(http.StatusOK)
+	}
+	for _, recordBody := range []bool{true, false} {
+		onBothEngines(t, func(t *testing.T, e engine) {
+			onBothProtocols(t, func(t *testing.T, prepare func(*httptest.Server)) {
+				options := settings{"rejectOnRecordError": true, "recordBody": recordBody}
+				left := make(chan http.Header, 1)
+				front := func(next http.Handler) http.Handler {
+					return addHeader(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+						next.ServeHTTP(rw, req)
+						left <- rw.Header().Clone()
+					}))
+				}
+				s := serve(t, e, settings{"response": one(closedEndpoint(t), options)}, http.HandlerFunc(goesOn), front, prepare)
+
+				resp, body := s.do(t, http.MethodGet, "/", nil)
+				require.Nil(t, s.done(t))
+				assertRefused(t, resp, body)
+				assert.Empty(t, resp.Trailer)
+				assert.Equal(t, []string{"yes"}, resp.Header["X-In-Front"])
+				header := <-left
+				assert.Equal(t, []string{"yes"}, header["X-In-Front"])
+				assert.NotContains(t, header, http.TrailerPrefix+"X-Backend")
+			})
+		})
+	}
+}
+
 // addHeader is a middleware in front of the tap that adds a header.
 func addHeader(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
