@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -322,7 +323,8 @@ func TestDelivery_AcceptsByAStatusBelow400(t *testing.T) {
 						assert.Equal(t, "pong", string(body))
 					}
 					told := `Unable to send the exchange record error="tap service returned ` + strconv.Itoa(final) + `" middlewareName=audit@file middlewareType=Tap`
-					assert.Equal(t, final >= 400 || final < 200, assert.ObjectsAreEqual([]string{told}, linesWith(pluginLog.take(), "exchange record")))
+					// Among other lines, since failures of earlier tests are told of up to a second later.
+					assert.Equal(t, final >= 400 || final < 200, slices.Contains(pluginLog.take(), told))
 					endpoint.next(t)
 					endpoint.none(t)
 					elsewhere.none(t)
